@@ -1,0 +1,58 @@
+/** An image as the rest of the service sees it: parsed once from its manifest, trusted afterwards. */
+import type { Digest } from '#base';
+import type { Descriptor } from '../store/blob-store.ts';
+
+/**
+ * `base`: converted from OCI. `workspace`, `toolkit`: an increment meant to be composed over any base.
+ * `snapshot`: everything a sandbox changed. `disk`: OverlayBD block layers.
+ */
+export type ImageKind = 'base' | 'workspace' | 'toolkit' | 'disk' | 'snapshot';
+
+/** One kernel mount: a metadata image and the data blobs of its device slots, in slot order. */
+export interface ErofsLayer {
+  /** The EROFS metadata image (superblock, inodes, directories): small, always local. */
+  readonly meta: Descriptor;
+  /** Slot k (1-based in EROFS) is `devices[k-1]`. None when no file of the layer has data outside the metadata. */
+  readonly devices: readonly LayerDevice[];
+}
+
+export interface LayerDevice {
+  readonly blob: Descriptor;
+  /** A blob of concatenated 32-byte sha256 digests, one per `CHUNK_BYTES` of `blob` (the last chunk may be short). */
+  readonly chunkDigests: Descriptor;
+}
+
+/** Unit of lazy reading and verification. */
+export const CHUNK_BYTES = 256 * 1024;
+
+export interface Image {
+  /** `repository:tag` it was opened by, or its digest. */
+  readonly name: string;
+  readonly manifestDigest: Digest;
+  readonly manifestSize: number;
+  readonly kind: ImageKind;
+  /** Bottom first. */
+  readonly layers: readonly ErofsLayer[];
+  /** How many layers at the top are the image's own; the ones below are its base's. Equal to layers.length for `base`. */
+  readonly ownLayers: number;
+  /** Manifest digest of the base image, where it was packed on one. */
+  readonly base: Digest | undefined;
+  readonly config: Descriptor;
+}
+
+/** The part of an OCI image config that running an image needs. */
+export interface OciConfig {
+  readonly architecture?: string;
+  readonly os?: string;
+  readonly variant?: string;
+  readonly config?: {
+    readonly User?: string;
+    readonly Env?: readonly string[];
+    readonly Entrypoint?: readonly string[] | null;
+    readonly Cmd?: readonly string[] | null;
+    readonly WorkingDir?: string;
+    readonly Labels?: Readonly<Record<string, string>> | null;
+    readonly StopSignal?: string;
+  };
+  readonly rootfs?: { readonly type: string; readonly diff_ids: readonly string[] };
+}
