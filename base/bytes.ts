@@ -11,12 +11,17 @@ export function bytesOf(text: ByteString): Buffer {
 }
 
 export function byteString(bytes: Buffer, start = 0, end = bytes.length): ByteString {
-  return bytes.latin1Slice(start, end);
+  return bytes.toString('latin1', start, end);
+}
+
+/** Writes a byte string; returns its length. */
+export function writeByteString(into: Buffer, text: ByteString, offset: number): number {
+  return into.write(text, offset, 'latin1');
 }
 
 /** A byte string from what a user typed or a JSON file holds (UTF-8). */
 export function fromText(text: string): ByteString {
-  return Buffer.from(text, 'utf8').latin1Slice();
+  return Buffer.from(text, 'utf8').toString('latin1');
 }
 
 /** For people: UTF-8 where it is valid and printable, `\xNN` escapes for control characters and for bytes that are not UTF-8. */

@@ -1,4 +1,6 @@
 export * from './bytes.ts';
 export * from './digest.ts';
 export * from './error.ts';
+export * from './fail-point.ts';
 export * from './progress.ts';
+export * from './spawn-worker.ts';

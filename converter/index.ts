@@ -1,1 +1,35 @@
-export {};
+export { crc32cRaw, superblockChecksum } from './erofs/crc32c.ts';
+export * as erofs from './erofs/layout.ts';
+export type { Entry, EntryHandler, EntryKind } from './layer/entry.ts';
+export { type FolderOptions, type FolderSummary, readFolder } from './layer/folder-reader.ts';
+export {
+  formatImageReference,
+  type ImageReference,
+  normalizedName,
+  parseImageReference,
+} from './source/image-reference.ts';
+export type {
+  ImageSource,
+  LayerInput,
+  Platform,
+  SourceImage,
+  SourceLayer,
+  SourceOptions,
+} from './source/image-source.ts';
+export {
+  type ImageConfig,
+  type Manifest,
+  type ManifestDocument,
+  minimalConfig,
+  parseImageConfig,
+  parseManifestDocument,
+  type SourceDescriptor,
+} from './source/manifest.ts';
+export * as mediaTypes from './source/media-types.ts';
+export { openSource } from './source/open-source.ts';
+export { formatPlatform, hostPlatform, parsePlatform } from './source/platform.ts';
+export { describeSource, parseSourceReference, type SourceReference } from './source/reference.ts';
+export { type FetchedManifest, RegistryClient } from './source/registry-client.ts';
+export type { RegistryClientOptions } from './source/registry-session.ts';
+export * as codec from './erofs/codec.ts';
+export { tarHeader } from './layer/tar-header.ts';

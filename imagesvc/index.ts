@@ -1,1 +1,59 @@
-export {};
+export {
+  blobsOf,
+  type ImageRow,
+  type ImageSizes,
+  type InspectedImage,
+  type InspectedLayer,
+  inspectImage,
+  keepBlobs,
+  listImages,
+  type NewImage,
+  openImage,
+  publishImage,
+  type RemovedImage,
+  removeImage,
+  resolveImage,
+  sizesOf,
+} from './catalog/catalog.ts';
+export { type Collected, type CollectOptions, collectGarbage, DEFAULT_GRACE_MS } from './catalog/collect-garbage.ts';
+export { parseConfig, readConfig } from './catalog/config.ts';
+export {
+  CHUNK_BYTES,
+  type ErofsLayer,
+  type Image,
+  type ImageKind,
+  type LayerDevice,
+  type OciConfig,
+} from './catalog/image.ts';
+export {
+  buildManifest,
+  CHUNK_DIGESTS_TYPE,
+  CONFIG_TYPE,
+  chunkDigestsSize,
+  EROFS_TYPE,
+  MANIFEST_TYPE,
+  type ManifestParts,
+  parseManifest,
+} from './catalog/manifest.ts';
+export { imagesvcErrors } from './errors.ts';
+export { type BlobFiles, storeBlobFiles } from './mount/blob-files.ts';
+export { openProven, type ProvenFile, recordProof } from './mount/blob-proof.ts';
+export type { Backing } from './mount/erofs-mount.ts';
+export {
+  listMounts,
+  type Mounted,
+  type MountOptions,
+  mountImage,
+  reclaimMounts,
+  unmount,
+} from './mount/image-mount.ts';
+export type { MountRecord } from './mount/mount-record.ts';
+export type { ReclaimReport } from './mount/mount-table.ts';
+export { type NodeFolders, nodeFolders } from './mount/node-folders.ts';
+export { type ExcludePattern, parseExcludePattern } from './pack-diff/exclude-pattern.ts';
+export { RESIDUE_PATTERNS } from './pack-diff/residue-policy.ts';
+export { readUpper, type UpperOptions } from './pack-diff/upper-reader.ts';
+export type { BlobStore, Descriptor, Hold, Ref, Staging } from './store/blob-store.ts';
+export { type ImageName, isImageName, parseImageName } from './store/image-name.ts';
+export { MemoryStore } from './store/memory-store.ts';
+export { defaultStoreUrl, openStore } from './store/open-store.ts';

@@ -3,6 +3,7 @@
  * bottom first. It moves bytes; verifying digests, inflating and parsing are the converter's.
  */
 import type { Digest } from '#base';
+import type { EntryHandler } from '../layer/entry.ts';
 
 export interface ImageSource {
   /** As the user wrote it, without credentials: for messages. */
@@ -44,7 +45,9 @@ export type LayerInput =
   /** A blob that arrives over the network. Each call of `open` starts it from the beginning. */
   | { readonly kind: 'stream'; open(signal: AbortSignal): AsyncIterable<Buffer> }
   /** A folder of this machine. */
-  | { readonly kind: 'folder'; readonly path: string };
+  | { readonly kind: 'folder'; readonly path: string }
+  /** Entries that the caller tells by itself, in this thread: a writable upper, read under its own rules. */
+  | { readonly kind: 'entries'; read(handler: EntryHandler): Promise<{ readonly notes: readonly string[] }> };
 
 /** `linux/amd64`, `linux/arm64/v8`. */
 export interface Platform {

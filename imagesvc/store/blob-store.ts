@@ -6,6 +6,7 @@
  * - Refs are small objects (a manifest descriptor), replaced atomically: a reader sees the old or the new one.
  * - Records are small JSON objects that remember work done (conversion key -> result); losing one costs time, never data.
  * - Publishing order is the caller's: blobs, then manifest, then ref.
+ * - Nothing is made by reading: a store that does not exist yet reads as an empty one, and the first write makes it.
  * - `read` of a missing blob fails with STORE_BLOB_MISSING (permanent). Other failures say whether they are retryable.
  */
 import type { Digest } from '#base';
@@ -34,6 +35,12 @@ export interface Staging {
   remove(): Promise<void>;
 }
 
+/** Keeps publishing and garbage collection apart for a moment; see `BlobStore.hold`. */
+export interface Hold {
+  /** Safe to call twice. */
+  release(): Promise<void>;
+}
+
 export interface BlobStore {
   /** `file:///path`, as the user would write it. */
   readonly url: string;
@@ -49,20 +56,38 @@ export interface BlobStore {
   /** Path of the blob as a local file, where the store is a folder. */
   localPath(digest: Digest): string | undefined;
 
+  /** Like `stat`, and makes the blob as young as if it had just been put: what is about to refer to a blob that it found calls this. */
+  renew(digest: Digest): Promise<{ sizeBytes: number } | undefined>;
+
+  /**
+   * Whoever makes an image holds one from before its first blob until its ref is set: garbage collection leaves alone
+   * what was put or renewed since the oldest staging of a live process began.
+   */
   stage(): Promise<Staging>;
+  /** When the oldest staging of a live process began (ms since 1970), or undefined when there is none. */
+  oldestStagingMs(): Promise<number | undefined>;
+  /**
+   * `publish`: many at once, for the moment between "all blobs are there" and "the ref is set". `collect`: alone, for
+   * mark and sweep. Waits for its turn. @throws STORE_BUSY after half a minute
+   */
+  hold(purpose: 'publish' | 'collect'): Promise<Hold>;
   /** Publishes bytes, returns their digest. */
   put(bytes: Buffer): Promise<Digest>;
-  /** Publishes a finished file whose digest the caller has computed; the file is moved or copied and must not be used afterwards. */
+  /**
+   * Publishes a finished file whose digest the caller has computed; the file is moved or copied and must not be used
+   * afterwards. Its size is checked, its digest is the caller's word. @throws STORE_SIZE_MISMATCH
+   */
   putFile(path: string, digest: Digest, sizeBytes: number): Promise<void>;
-  /** Deletes a blob. Callers hold the rule that nothing refers to it. */
+  /** Deletes a blob; none there is no error. Callers hold the rule that nothing refers to it. */
   deleteBlob(digest: Digest): Promise<void>;
   listBlobs(): AsyncIterable<{ digest: Digest; sizeBytes: number; modifiedMs: number }>;
 
+  /** Names are `repository` or `repository:tag` by OCI's grammar; the tag is `latest` by default. @throws STORE_NAME, STORE_REF_DAMAGED */
   getRef(name: string): Promise<Ref | undefined>;
   setRef(ref: Ref): Promise<void>;
   /** False when there was none. */
   deleteRef(name: string): Promise<boolean>;
-  /** Sorted by name. */
+  /** Sorted by name, names with their tag. A damaged ref is left out. */
   listRefs(): Promise<Ref[]>;
 
   /** `kind` and `key` are path-safe: [a-z0-9.-]+. A damaged record reads as undefined. */

@@ -1,0 +1,68 @@
+/** Every command, in the order of `dsec --help`: enough to list them, and how to load each. */
+import type { CommandDefinition } from './command.ts';
+
+export interface CommandEntry {
+  readonly name: string;
+  readonly summary: string;
+  load(): Promise<{ readonly definition: CommandDefinition }>;
+}
+
+export const commandTable: readonly CommandEntry[] = [
+  {
+    name: 'convert',
+    summary: 'turn an OCI image, a tar or a folder into an EROFS image in the store',
+    load: () => import('./commands/convert.ts'),
+  },
+  {
+    name: 'push',
+    summary: 'send a converted image to a registry or an OCI layout',
+    load: () => import('./commands/push.ts'),
+  },
+  {
+    name: 'pull',
+    summary: 'fetch a converted image from a registry or an OCI layout',
+    load: () => import('./commands/pull.ts'),
+  },
+  { name: 'images', summary: 'list the images of the store', load: () => import('./commands/images.ts') },
+  {
+    name: 'inspect',
+    summary: 'show layers, sizes and config of an image',
+    load: () => import('./commands/inspect.ts'),
+  },
+  { name: 'rm', summary: 'remove image names from the store', load: () => import('./commands/rm.ts') },
+  { name: 'ls', summary: 'list files of an image, without mounting it', load: () => import('./commands/ls.ts') },
+  { name: 'cat', summary: 'print files of an image, without mounting it', load: () => import('./commands/cat.ts') },
+  { name: 'stat', summary: 'show all attributes of a path in an image', load: () => import('./commands/stat.ts') },
+  { name: 'diff', summary: 'compare two images: added, changed, deleted', load: () => import('./commands/diff.ts') },
+  { name: 'export', summary: 'write the merged tree of an image as a tar', load: () => import('./commands/export.ts') },
+  {
+    name: 'verify',
+    summary: 'check structure and every byte of an image against its digests',
+    load: () => import('./commands/verify.ts'),
+  },
+  {
+    name: 'dump',
+    summary: 'show superblock, inode and extents as they are on disk',
+    load: () => import('./commands/dump.ts'),
+  },
+  { name: 'mount', summary: 'mount an image on a folder', load: () => import('./commands/mount.ts') },
+  { name: 'umount', summary: 'unmount what `dsec mount` mounted', load: () => import('./commands/umount.ts') },
+  { name: 'mounts', summary: 'list the mounted images of this machine', load: () => import('./commands/mounts.ts') },
+  { name: 'run', summary: 'run a command in a container on top of images', load: () => import('./commands/run.ts') },
+  {
+    name: 'pack-diff',
+    summary: 'make an image of what a container changed',
+    load: () => import('./commands/pack-diff.ts'),
+  },
+  {
+    name: 'doctor',
+    summary: 'show what this machine has, what for, and what falls back to what',
+    load: () => import('./commands/doctor.ts'),
+  },
+  {
+    name: 'main-job',
+    summary: 'show the whole line once: convert, mount, run, pack, verify',
+    load: () => import('./commands/main-job.ts'),
+  },
+  { name: 'version', summary: 'print the version', load: () => import('./commands/version.ts') },
+];

@@ -1,0 +1,20 @@
+/**
+ * What a command of `dsec` is. One file a command in commands/, loaded only when that command (or its help) is asked for.
+ */
+import type { Command } from 'commander';
+import type { Context } from './context.ts';
+
+export interface Example {
+  /** A whole command line, as a user would type it. */
+  readonly line: string;
+  readonly what: string;
+}
+
+export interface CommandDefinition {
+  /** Full sentences; the one-line summary stands in command-table.ts. */
+  readonly description: string;
+  /** At least one. */
+  readonly examples: readonly Example[];
+  /** Declares arguments and options, and binds `run` with `context`. */
+  configure(command: Command, context: Context): void;
+}

@@ -1,0 +1,39 @@
+/** `dsec images`: what the store holds. */
+import { humanSize } from '#base';
+import { listImages } from '#imagesvc';
+import type { CommandDefinition } from '../command.ts';
+import { shortDigest } from '../digest-text.ts';
+import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+
+export const definition: CommandDefinition = {
+  description:
+    'Lists the images of the store: kind, number of EROFS layers, size of their metadata (always local) and of their data (read on demand). ' +
+    'Blobs that several images share count for each of them.',
+  examples: [
+    { line: 'dsec images', what: 'the images of the default store' },
+    { line: "dsec images --json | jq -r '.[].name'", what: 'only their names' },
+  ],
+  configure(command, { output }) {
+    withJson(withStore(command)).action(async (options: StoreOption & JsonOption) => {
+      const images = await listImages(await openChosenStore(options));
+      if (options.json) return output.json(images);
+      if (images.length === 0) return output.note('no images; `dsec convert` makes one');
+      await output.table(
+        [
+          { title: 'NAME' },
+          { title: 'KIND' },
+          { title: 'LAYERS', right: true },
+          { title: 'METADATA', right: true },
+          { title: 'DATA', right: true },
+          { title: 'DIGEST' },
+        ],
+        images.map(({ name, kind, layers, metaBytes, dataBytes, digest, problem }) =>
+          problem === undefined
+            ? [name, kind ?? '', String(layers), humanSize(metaBytes), humanSize(dataBytes), shortDigest(digest)]
+            : [name, 'damaged', '', '', '', shortDigest(digest)],
+        ),
+      );
+      for (const { name, problem } of images) if (problem !== undefined) output.note(`${name}: ${problem}`);
+    });
+  },
+};

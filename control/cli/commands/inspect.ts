@@ -1,0 +1,65 @@
+/** `dsec inspect`: one image, its layers and its config. */
+import { humanSize } from '#base';
+import { inspectImage } from '#imagesvc';
+import type { CommandDefinition } from '../command.ts';
+import { shortDigest } from '../digest-text.ts';
+import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+
+export const definition: CommandDefinition = {
+  description:
+    'Shows an image: its kind, its base, its EROFS layers with the blobs they consist of and the images they are shared with, and what its ' +
+    'config says about running it. With --json also the whole config and manifest.',
+  examples: [
+    { line: 'dsec inspect web:1', what: 'layers and sizes' },
+    { line: 'dsec inspect web:1 --json | jq .manifest', what: 'the manifest as it is stored' },
+  ],
+  configure(command, { output }) {
+    withJson(withStore(command))
+      .argument('<image>', 'name or digest')
+      .action(async (name: string, options: StoreOption & JsonOption) => {
+        const image = await inspectImage(await openChosenStore(options), name);
+        if (options.json) return output.json(image);
+        const { config } = image.config;
+        const facts: [string, string | undefined][] = [
+          ['name', image.name],
+          ['digest', image.digest],
+          ['kind', image.kind],
+          ['base', image.base],
+          ['platform', [image.config.os, image.config.architecture, image.config.variant].filter(Boolean).join('/')],
+          [
+            'size',
+            `${humanSize(image.sizeBytes)}: ${humanSize(image.metaBytes)} metadata, ${humanSize(image.dataBytes)} data`,
+          ],
+          ['entrypoint', commandText(config?.Entrypoint)],
+          ['cmd', commandText(config?.Cmd)],
+          ['user', config?.User],
+          ['workdir', config?.WorkingDir],
+        ];
+        for (const [title, value] of facts) if (value) await output.line(`${title.padEnd(12)}${value}`);
+        for (const variable of config?.Env ?? []) await output.line(`${'env'.padEnd(12)}${variable}`);
+        await output.line();
+        await output.table(
+          [
+            { title: 'LAYER', right: true },
+            { title: 'METADATA', right: true },
+            { title: 'DATA', right: true },
+            { title: 'OF' },
+            { title: 'DIGEST' },
+            { title: 'ALSO IN' },
+          ],
+          image.layers.map(({ meta, devices, own, sharedWith }, i) => [
+            String(i + 1),
+            humanSize(meta.sizeBytes),
+            humanSize(devices.reduce((total, device) => total + device.sizeBytes, 0)),
+            own ? 'image' : 'base',
+            shortDigest(meta.digest),
+            sharedWith.join(' '),
+          ]),
+        );
+      });
+  },
+};
+
+function commandText(words: readonly string[] | null | undefined): string | undefined {
+  return words?.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : JSON.stringify(word))).join(' ');
+}

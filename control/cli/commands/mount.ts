@@ -1,0 +1,33 @@
+/** `dsec mount`: an image as a folder, through the kernel. */
+import { resolve } from 'node:path';
+import { mountImage, openImage } from '#imagesvc';
+import type { CommandDefinition } from '../command.ts';
+import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+
+export const definition: CommandDefinition = {
+  description:
+    'Mounts an image on an existing folder: each EROFS layer once per machine, shared by all its mounts, OverlayFS on top. Every data ' +
+    'file is proved to be the blob its layer names before the kernel sees it. Read-only, unless --rw names a folder for the changes. ' +
+    'Needs root. The mount stays until `dsec umount`; what a crash leaves half done, the next command puts right.',
+  examples: [
+    { line: 'dsec mount web:1 /mnt', what: 'read-only' },
+    { line: 'dsec mount web:1 /mnt --rw /var/tmp/web-changes', what: 'writable; changes go to the named folder' },
+  ],
+  configure(command, { output }) {
+    withJson(withStore(command))
+      .argument('<image>', 'name or digest')
+      .argument('<target>', 'an existing folder')
+      .option('--rw <folder>', 'make the mount writable; changes go to this folder, which is made when it is missing')
+      .action(async (name: string, target: string, options: StoreOption & JsonOption & { rw?: string }) => {
+        const store = await openChosenStore(options);
+        const image = await openImage(store, name);
+        const upper = options.rw === undefined ? undefined : resolve(options.rw);
+        const mounted = await mountImage({ store, image, target, upper });
+        if (options.json) return output.json({ ...mounted, image: image.name, digest: image.manifestDigest });
+        const count = mounted.layers.length;
+        await output.line(
+          `${image.name} on ${mounted.target} (${count} layer${count === 1 ? '' : 's'}${upper === undefined ? '' : `, changes in ${upper}`})`,
+        );
+      });
+  },
+};

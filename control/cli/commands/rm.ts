@@ -1,0 +1,44 @@
+/** `dsec rm`: takes names away, and with them the blobs that no other image needs. */
+import { humanSize } from '#base';
+import { type RemovedImage, removeImage } from '#imagesvc';
+import type { CommandDefinition } from '../command.ts';
+import { reportOf } from '../report-error.ts';
+import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+
+export const definition: CommandDefinition = {
+  description:
+    'Removes names from the store, and deletes the blobs that no other image needs. What another process is working with stays. ' +
+    'Names that are not there fail the command; the other ones are removed all the same.',
+  examples: [
+    { line: 'dsec rm web:1 web:2', what: 'two images' },
+    { line: 'dsec rm --dry-run web:1', what: 'what would be freed' },
+  ],
+  configure(command, { output }) {
+    withJson(withStore(command))
+      .argument('<images...>', 'names')
+      .option('-n, --dry-run', 'only say what would be deleted')
+      .action(async (names: string[], options: StoreOption & JsonOption & { dryRun?: boolean }) => {
+        const store = await openChosenStore(options);
+        const removed: RemovedImage[] = [];
+        let failure: unknown;
+        for (const name of names) {
+          try {
+            const result = await removeImage(store, name, { dryRun: options.dryRun ?? false });
+            removed.push(result);
+            if (options.json) continue;
+            const freed = `${result.deleted.length} blobs, ${humanSize(result.freedBytes)}`;
+            await output.line(
+              options.dryRun ? `${result.name}: would free ${freed}` : `${result.name}: removed, freed ${freed}`,
+            );
+            if (result.problem !== undefined)
+              output.note(`${result.name}: blobs were left for a later collection: ${result.problem}`);
+          } catch (error) {
+            if (failure !== undefined) output.note(`dsec: ${reportOf(error).message}`);
+            failure ??= error;
+          }
+        }
+        if (options.json) await output.json(removed);
+        if (failure !== undefined) throw failure;
+      });
+  },
+};

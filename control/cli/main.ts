@@ -1,0 +1,146 @@
+/**
+ * The command line: finds the command, loads it alone, runs it, and turns whatever happens into output and an exit status.
+ *
+ * Exit status: 0 done, 1 general, 2 usage, 3 bad input, 4 not found, 5 missing privilege or feature, 6 remote;
+ * 129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM; 141 the reader of stdout has gone. `run` passes on its command's.
+ */
+import { constants } from 'node:os';
+import { Command, CommanderError } from 'commander';
+import { messageOf } from '#base';
+import { fail } from '../errors.ts';
+import type { CommandDefinition } from './command.ts';
+import { commandTable } from './command-table.ts';
+import type { Cleanup, Context } from './context.ts';
+import { Output } from './output.ts';
+import { progressOn } from './progress-line.ts';
+import { reportOf, reportText } from './report-error.ts';
+import { projectVersion } from './version.ts';
+
+/** How long a command may take to stop after the first signal. */
+const STOP_MS = 10_000;
+
+/** Runs `argv` (without node and script) and ends the process. */
+export async function main(argv: readonly string[]): Promise<never> {
+  const lines = progressOn(process.stderr);
+  const ending = new AbortController();
+  const cleanups: Cleanup[] = [];
+  let endedBy: number | undefined;
+  let signalHandler: ((signal: NodeJS.Signals) => void) | undefined;
+
+  const finish = async (status: number): Promise<never> => {
+    lines.end();
+    for (let cleanup = cleanups.pop(); cleanup !== undefined; cleanup = cleanups.pop()) {
+      try {
+        await cleanup();
+      } catch (error) {
+        process.stderr.write(`dsec: while cleaning up: ${messageOf(error)}\n`);
+      }
+    }
+    process.exit(status);
+  };
+  const end = (status: number) => {
+    endedBy ??= status;
+    ending.abort();
+    setTimeout(() => finish(status), STOP_MS).unref();
+  };
+  const failed = (error: unknown): Promise<never> => {
+    if (endedBy !== undefined) return finish(endedBy);
+    lines.end();
+    const report = reportOf(error);
+    process.stderr.write(reportText(report, { json: wantsJson(argv), debug: process.env.DSEC_DEBUG === '1' }));
+    return finish(report.exit);
+  };
+
+  const output = new Output(process.stdout, process.stderr, () => end(128 + constants.signals.SIGPIPE));
+  const context: Context = {
+    signal: ending.signal,
+    output,
+    progress: lines.progress,
+    defer: (cleanup) => cleanups.push(cleanup),
+    takeSignals: (handler) => {
+      signalHandler = handler;
+    },
+    exitCode: 0,
+  };
+  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
+    process.on(signal, () => {
+      if (signalHandler !== undefined) signalHandler(signal);
+      // A second one: whoever sends it does not want to wait any longer.
+      else if (endedBy !== undefined) finish(endedBy);
+      else end(128 + constants.signals[signal]);
+    });
+  }
+  process.on('SIGQUIT', () => {
+    if (signalHandler !== undefined) signalHandler('SIGQUIT');
+    else process.exit(128 + constants.signals.SIGQUIT);
+  });
+  process.on('uncaughtException', failed);
+  process.on('unhandledRejection', failed);
+
+  try {
+    await runCommandLine(argv, context);
+    return await finish(endedBy === 128 + constants.signals.SIGPIPE ? endedBy : context.exitCode);
+  } catch (error) {
+    return await failed(error);
+  }
+}
+
+/** Runs one command in this process; what it throws is the caller's. */
+export async function runCommandLine(argv: readonly string[], context: Context): Promise<void> {
+  const args = argv[0] === 'help' ? [...argv.slice(1, 2), '--help'] : argv.length === 0 ? ['--help'] : [...argv];
+  const texts: string[] = [];
+  const program = new Command('dsec')
+    .description(
+      'Converts OCI images to EROFS, mounts them at once, runs them, and packs what changed into new layers.',
+    )
+    .version(projectVersion(), '-V, --version', 'print the version')
+    .helpOption('-h, --help', 'show this help')
+    .helpCommand('help [command]', 'show the help of a command')
+    .exitOverride()
+    .configureOutput({ writeOut: (text) => texts.push(text), writeErr: () => {} })
+    .addHelpText('after', PROGRAM_HELP);
+  for (const entry of commandTable) {
+    const command = program.command(entry.name).summary(entry.summary);
+    if (entry.name !== args[0]) continue;
+    const { definition } = await entry.load();
+    describe(command, definition);
+    definition.configure(command, context);
+  }
+  try {
+    await program.parseAsync(args, { from: 'user' });
+  } catch (error) {
+    if (!(error instanceof CommanderError)) throw error;
+    if (error.exitCode !== 0) {
+      const known = commandTable.some((entry) => entry.name === args[0]);
+      throw fail('CLI_USAGE', { problem: usageProblem(error), program: known ? `dsec ${args[0]}` : 'dsec' });
+    }
+  }
+  for (const text of texts) await context.output.write(text);
+}
+
+const PROGRAM_HELP = `
+Examples:
+  dsec convert docker://docker.io/library/alpine:3.20 --name alpine:3.20
+  dsec run alpine:3.20 -- /bin/sh -c 'echo hello'
+
+Stores: --store URL, else $DSEC_STORE, else /var/lib/dsec/store for root and ~/.local/share/dsec/store for others.
+\`dsec COMMAND --help\` explains a command and shows examples.`;
+
+function describe(command: Command, definition: CommandDefinition): void {
+  command.description(definition.description).helpOption('-h, --help', 'show this help');
+  const examples = definition.examples.map(({ line, what }) => `  # ${what}\n  ${line}`).join('\n\n');
+  command.addHelpText('after', `\nExamples:\n${examples}`);
+}
+
+/** commander's text on one line, without its own prefix. */
+function usageProblem(error: CommanderError): string {
+  return error.message
+    .replace(/^error: /, '')
+    .replace(/\s*\n\s*/g, ' ')
+    .trim();
+}
+
+function wantsJson(argv: readonly string[]): boolean {
+  const end = argv.indexOf('--');
+  return argv.slice(0, end < 0 ? undefined : end).includes('--json');
+}

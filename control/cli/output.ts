@@ -1,0 +1,82 @@
+/**
+ * How the command line writes: results on stdout, everything else on stderr.
+ *
+ * `write` waits while the reader of a pipe is slow. A reader that has gone away (`dsec ls IMAGE | head`) is no error: it
+ * ends the command quietly, through `onGone`.
+ */
+import { once } from 'node:events';
+import type { Writable } from 'node:stream';
+import { display } from '#base';
+
+export interface Column {
+  readonly title: string;
+  /** Numbers stand right. */
+  readonly right?: boolean;
+}
+
+export class Output {
+  readonly #stdout: Writable & { isTTY?: boolean };
+  readonly #stderr: Writable & { isTTY?: boolean };
+  #gone = false;
+
+  constructor(stdout: Writable & { isTTY?: boolean }, stderr: Writable & { isTTY?: boolean }, onGone: () => void) {
+    this.#stdout = stdout;
+    this.#stderr = stderr;
+    stdout.on('error', (error: NodeJS.ErrnoException) => {
+      this.#gone = true;
+      if (error.code === 'EPIPE' || error.code === 'ERR_STREAM_DESTROYED') onGone();
+      else throw error;
+    });
+    stderr.on('error', () => {});
+  }
+
+  get isTerminal(): boolean {
+    return this.#stdout.isTTY === true;
+  }
+
+  get stdout(): Writable {
+    return this.#stdout;
+  }
+
+  async write(chunk: string | Uint8Array): Promise<void> {
+    if (this.#gone || this.#stdout.write(chunk)) return;
+    // `close` too: a reader that leaves while we wait for it never drains.
+    await Promise.race([once(this.#stdout, 'drain'), once(this.#stdout, 'close')]).catch(() => {});
+  }
+
+  async line(text = ''): Promise<void> {
+    await this.write(`${text}\n`);
+  }
+
+  /** One JSON value on one line. */
+  async json(value: unknown): Promise<void> {
+    await this.line(JSON.stringify(value, bigintAsNumber));
+  }
+
+  async table(columns: readonly Column[], rows: readonly (readonly string[])[]): Promise<void> {
+    await this.write(formatTable(columns, rows));
+  }
+
+  /** For people, on stderr: notes and warnings. */
+  note(text: string): void {
+    this.#stderr.write(`${text}\n`);
+  }
+}
+
+function bigintAsNumber(_key: string, value: unknown): unknown {
+  return typeof value === 'bigint' ? Number(value) : value;
+}
+
+/** Columns as wide as their widest cell, two spaces between, no blanks at line ends. */
+export function formatTable(columns: readonly Column[], rows: readonly (readonly string[])[]): string {
+  const widths = columns.map((column, i) => Math.max(column.title.length, ...rows.map((row) => (row[i] ?? '').length)));
+  const line = (cells: readonly string[]) =>
+    columns
+      .map((column, i) => (column.right ? (cells[i] ?? '').padStart(widths[i]!) : (cells[i] ?? '').padEnd(widths[i]!)))
+      .join('  ')
+      .trimEnd();
+  return [columns.map((column) => column.title), ...rows].map((cells) => `${line(cells)}\n`).join('');
+}
+
+/** A byte string for a person's terminal. */
+export const shown = display;

@@ -1,0 +1,58 @@
+/**
+ * How anything thrown reaches the user: what went wrong, what to do about it, an exit status a script can use.
+ *
+ * Errors of a table speak for themselves. Errors of the system (disk full, permission) keep their text. Everything else is a
+ * fault of ours and says so; its stack is shown with DSEC_DEBUG=1.
+ */
+import { DsecError, messageOf, systemCode } from '#base';
+
+export interface ErrorReport {
+  readonly exit: number;
+  readonly code: string;
+  readonly message: string;
+  readonly hint: string | undefined;
+  /** Set when the user can do nothing about it. */
+  readonly stack: string | undefined;
+}
+
+const SYSTEM_HINTS: Readonly<Record<string, string>> = {
+  EACCES: 'Check the permissions of the path, or run as root.',
+  EDQUOT: 'Free some of your quota.',
+  EMFILE: 'Raise the limit of open files: ulimit -n 65536.',
+  ENOSPC: 'Free some space, or name another store with --store.',
+  EPERM: 'This needs root.',
+  EROFS: 'The file system is read-only: name another store with --store.',
+};
+
+export function reportOf(error: unknown): ErrorReport {
+  if (error instanceof DsecError) {
+    return { exit: error.exit, code: error.code, message: error.message, hint: error.hint, stack: error.stack };
+  }
+  const code = systemCode(error);
+  // A system error carries the failed call; Node's own argument errors (ERR_*) do not and are our fault.
+  if (code !== undefined && (error as { syscall?: unknown }).syscall !== undefined) {
+    const exit = code === 'EACCES' || code === 'EPERM' ? 5 : code === 'ENOENT' ? 4 : 1;
+    return { exit, code, message: messageOf(error), hint: SYSTEM_HINTS[code], stack: stackOf(error) };
+  }
+  return {
+    exit: 1,
+    code: 'BUG',
+    message: `unexpected: ${messageOf(error).split('\n')[0]}`,
+    hint: 'This is a bug in dsec. Run it again with DSEC_DEBUG=1 and report what it prints.',
+    stack: stackOf(error),
+  };
+}
+
+function stackOf(error: unknown): string | undefined {
+  return error instanceof Error ? error.stack : undefined;
+}
+
+/** The text for stderr, with its line end. */
+export function reportText(report: ErrorReport, as: { readonly json: boolean; readonly debug: boolean }): string {
+  const { code, message, hint, stack } = report;
+  if (as.json) return `${JSON.stringify({ error: { code, message, hint, ...(as.debug ? { stack } : {}) } })}\n`;
+  const lines = [`dsec: ${message}`];
+  if (hint !== undefined) lines.push(`      ${hint}`);
+  if (as.debug && stack !== undefined) lines.push(stack);
+  return `${lines.join('\n')}\n`;
+}

@@ -1,0 +1,27 @@
+/** Options that many commands share: the store they work on, and JSON output. */
+import type { Command } from 'commander';
+import { type BlobStore, defaultStoreUrl, openStore } from '#imagesvc';
+
+export interface StoreOption {
+  readonly store?: string;
+}
+
+export interface JsonOption {
+  readonly json?: boolean;
+}
+
+export function withStore(command: Command): Command {
+  return command.option(
+    '--store <url>',
+    'the store, file:///path or a path (default: $DSEC_STORE, else that of this user)',
+  );
+}
+
+export function withJson(command: Command): Command {
+  return command.option('--json', 'print JSON');
+}
+
+/** `--store`, else $DSEC_STORE, else the default of this user. */
+export function openChosenStore(options: StoreOption): Promise<BlobStore> {
+  return openStore(options.store ?? defaultStoreUrl());
+}

@@ -1,0 +1,49 @@
+/** Every error the control folder makes. Kept alphabetical. */
+import { errorTable } from '#base';
+
+export const controlErrors = {
+  CLI_BATCH_LINE: {
+    message: '{file}:{line}: {problem}',
+    hint: 'Each line is `SOURCE NAME`: oci:layouts/web:latest web:1. Empty lines and lines that start with # are skipped.',
+    exit: 2,
+    http: 400,
+  },
+  CLI_CONFIRM: {
+    message: '{what}',
+    hint: '{remedy}',
+    exit: 2,
+    http: 400,
+  },
+  CLI_INPUT_UNREADABLE: {
+    message: 'cannot read {path}: {reason}',
+    hint: 'Check the path and its permissions.',
+    exit: 3,
+    http: 400,
+  },
+  CLI_NOT_IN_THIS_BUILD: {
+    message: '`dsec {command}` is not part of this build yet',
+    hint: 'See CHANGELOG.md for what works.',
+    exit: 1,
+    http: 501,
+  },
+  CLI_SIZE: {
+    message: '{option} {text}: not a size',
+    hint: 'Give bytes, or a number with a unit: 65536, 64KiB, 1.5MiB, 3GiB, 500MB.',
+    exit: 2,
+    http: 400,
+  },
+  CLI_USAGE: {
+    message: '{problem}',
+    hint: '`{program} --help` shows how it is used.',
+    exit: 2,
+    http: 400,
+  },
+  MAIN_JOB_TOOL: {
+    message: 'the main job needs {tool}, which is not here',
+    hint: 'Install it: apt-get install {package}, or run npm start as root, which does.',
+    exit: 5,
+    http: 501,
+  },
+} as const;
+
+export const fail = errorTable(controlErrors);

@@ -1,0 +1,128 @@
+/**
+ * Which parts of the layers' spools make up the data of an EROFS layer, and where each file's bytes come to lie.
+ *
+ * In one blob: the live files of all layers of the group in the order of the layers and of their members; a file that an
+ * earlier layer of the group has, too, is stored once. When a single spool is live as a whole, it is the blob as it is.
+ * In blobs per layer (`--collapse metadata`): every layer's spool is a device of its own, untouched.
+ */
+import { openSync, readSync, closeSync } from 'node:fs';
+import type { Run } from '../layer/layer-job.ts';
+import type { FileData } from '../layer/spool-format.ts';
+import { BLOCK_BYTES } from './layout.ts';
+
+const MAX_CANDIDATES = 4;
+
+export interface SpoolFile {
+  readonly path: string;
+  readonly dataBytes: number;
+}
+
+export interface DataPlacement {
+  /** 1-based device slot and first block in it. */
+  placeOf(data: FileData): { slot: number; block: number };
+  /** Per device slot: the parts of spools that it is made of. */
+  readonly devices: readonly { readonly runs: readonly Run[]; readonly blocks: number }[];
+}
+
+/** `live`: the data of every file in the layer, each object once. `spools[i]`: of layer i. */
+export function placeInOneBlob(live: Iterable<FileData>, spools: readonly SpoolFile[]): DataPlacement {
+  const withBlocks = [...live].filter((d) => d.blocks > 0);
+  withBlocks.sort((a, b) => a.layer - b.layer || a.startBlock - b.startBlock);
+  const places = new Map<FileData, number>();
+  const known = new Map<string, FileData[]>();
+  const runs: { path: string; offset: number; length: number }[] = [];
+  let block = 0;
+  const comparer = new SpoolComparer(spools);
+  try {
+    for (const data of withBlocks) {
+      const same = comparer.findSame(data, known);
+      if (same !== undefined) {
+        places.set(data, places.get(same)!);
+        continue;
+      }
+      places.set(data, block);
+      const path = spools[data.layer]!.path;
+      const offset = data.startBlock * BLOCK_BYTES;
+      const length = data.blocks * BLOCK_BYTES;
+      const last = runs[runs.length - 1];
+      if (last !== undefined && last.path === path && last.offset + last.length === offset) last.length += length;
+      else runs.push({ path, offset, length });
+      block += data.blocks;
+    }
+  } finally {
+    comparer.close();
+  }
+  return {
+    placeOf: (data) => ({ slot: 1, block: places.get(data)! }),
+    devices: block === 0 ? [] : [{ runs, blocks: block }],
+  };
+}
+
+export function placeInLayerBlobs(spools: readonly SpoolFile[]): DataPlacement {
+  const slots = new Map<number, number>();
+  const devices: { runs: Run[]; blocks: number }[] = [];
+  spools.forEach((spool, layer) => {
+    if (spool.dataBytes === 0) return;
+    devices.push({
+      runs: [{ path: spool.path, offset: 0, length: spool.dataBytes }],
+      blocks: spool.dataBytes / BLOCK_BYTES,
+    });
+    slots.set(layer, devices.length);
+  });
+  return { placeOf: (data) => ({ slot: slots.get(data.layer)!, block: data.startBlock }), devices };
+}
+
+/** Finds files of other layers with the same stored bytes. Within a layer the spool has seen to it already. */
+class SpoolComparer {
+  readonly #spools: readonly SpoolFile[];
+  readonly #fds = new Map<string, number>();
+
+  constructor(spools: readonly SpoolFile[]) {
+    this.#spools = spools;
+  }
+
+  findSame(data: FileData, known: Map<string, FileData[]>): FileData | undefined {
+    const key = `${data.sizeBytes}:${data.crc32}`;
+    const candidates = known.get(key);
+    if (candidates === undefined) {
+      known.set(key, [data]);
+      return undefined;
+    }
+    for (const other of candidates) if (other.layer !== data.layer && this.#sameBytes(other, data)) return other;
+    if (candidates.length < MAX_CANDIDATES) candidates.push(data);
+    return undefined;
+  }
+
+  #sameBytes(a: FileData, b: FileData): boolean {
+    if (a.form !== b.form || a.blocks !== b.blocks || a.tailBytes !== b.tailBytes || a.unitBits !== b.unitBits) return false;
+    if (a.map !== undefined && !(a.map.length === b.map!.length && a.map.every((v, i) => v === b.map![i]))) return false;
+    const left = Buffer.allocUnsafe(1 << 18);
+    const right = Buffer.allocUnsafe(1 << 18);
+    const total = a.blocks * BLOCK_BYTES;
+    for (let done = 0; done < total; done += left.length) {
+      const n = Math.min(left.length, total - done);
+      this.#read(a, done, left, n);
+      this.#read(b, done, right, n);
+      if (left.compare(right, 0, n, 0, n) !== 0) return false;
+    }
+    return true;
+  }
+
+  #read(data: FileData, at: number, into: Buffer, length: number): void {
+    const path = this.#spools[data.layer]!.path;
+    let fd = this.#fds.get(path);
+    if (fd === undefined) {
+      fd = openSync(path, 'r');
+      this.#fds.set(path, fd);
+    }
+    for (let done = 0; done < length; ) {
+      const n = readSync(fd, into, done, length - done, data.startBlock * BLOCK_BYTES + at + done);
+      if (n === 0) throw new Error(`${path} ends early`);
+      done += n;
+    }
+  }
+
+  close(): void {
+    for (const fd of this.#fds.values()) closeSync(fd);
+  }
+}

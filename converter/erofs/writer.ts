@@ -1,0 +1,506 @@
+/**
+ * Writes the metadata image of one EROFS layer: superblock, device table, inodes with their attributes, maps and inline
+ * data, shared attributes, directory blocks. File data stays outside, in data blobs on device slots; inodes name it by
+ * unified block addresses (flat and compressed files) or by slot and block (files with holes).
+ *
+ * Same tree, same spools, same options: same bytes. Nothing here looks at a clock, a locale or the order of a hash.
+ */
+import { createHash } from 'node:crypto';
+import { type ByteString, writeByteString } from '#base';
+import type { CodecName } from '../layer/cluster-codec.ts';
+import type { FileData } from '../layer/spool-format.ts';
+import { DirNode, type LeafNode, type Node } from '../tree/file-tree.ts';
+import type { GroupView, Named } from '../tree/group-view.ts';
+import { clusterIndexBytes, encodeClusterIndex } from './cluster-index.ts';
+import { superblockChecksum } from './crc32c.ts';
+import type { DataPlacement } from './data-blob.ts';
+import { directoryBytes, encodeDirectory, withDots } from './directory.ts';
+import { fitsInline, GAP_WINDOW_BYTES, InodeAllocator } from './inode-plan.ts';
+import {
+  ALGORITHM,
+  BLOCK_BYTES,
+  CHUNK_FORMAT,
+  CHUNK_INDEX_SIZE,
+  COMPACT_INODE,
+  COMPACT_INODE_SIZE,
+  COMPAT,
+  COMPR_CFG_BYTES,
+  DEVICE_SLOT,
+  DEVICE_SLOT_SIZE,
+  encodeDevice,
+  EXTENDED_INODE,
+  EXTENDED_INODE_SIZE,
+  FILE_TYPE,
+  INCOMPAT,
+  INODE_FORMAT,
+  INODE_SLOT_SIZE,
+  LAYOUT,
+  MAP_ADVISE,
+  MAP_HEADER,
+  MAP_HEADER_SIZE,
+  MODE_TYPE,
+  NULL_ADDR,
+  SB,
+  SUPER_MAGIC,
+  SUPER_OFFSET,
+  SUPER_SIZE,
+} from './layout.ts';
+import { MetaFile } from './meta-file.ts';
+import { XattrTable } from './xattr.ts';
+
+export interface TailReader {
+  /** Copies a file's inline tail into `into`. */
+  read(data: FileData, into: Buffer): void;
+}
+
+export interface WriterInput {
+  readonly root: DirNode;
+  readonly view: GroupView;
+  readonly tails: TailReader;
+  /** Codec of the clusters in the spools, if any. */
+  readonly codec: CodecName | undefined;
+}
+
+interface Inode {
+  readonly node: Node;
+  readonly xattrs: ReadonlyMap<ByteString, Buffer> | undefined;
+  position: number;
+  extended: boolean;
+  headBytes: number;
+  inlineBytes: number;
+}
+
+interface Directory extends Inode {
+  readonly node: DirNode;
+  readonly parent: Directory | undefined;
+  readonly names: readonly Named[];
+  readonly sizeBytes: number;
+  readonly subdirectories: number;
+  /** First of its whole blocks in the primary, if it has any. */
+  firstBlock: number;
+}
+
+const OPAQUE: readonly [ByteString, Buffer] = ['trusted.overlay.opaque', Buffer.from('y')];
+/** Sorts around real names; only their lengths and places count until the numbers are known. */
+const DOT = { name: '.' };
+const DOT_DOT = { name: '..' };
+
+/**
+ * An image laid out in memory. `prepare` walks the tree; then the caller knows which data is live, places it, and
+ * `write` puts the image out.
+ */
+export class ErofsWriter {
+  readonly #input: WriterInput;
+  readonly #inodes: Inode[] = [];
+  readonly #xattrs = new XattrTable();
+  readonly #live = new Set<FileData>();
+  #epoch: { sec: number; nsec: number } = { sec: 0, nsec: 0 };
+
+  constructor(input: WriterInput) {
+    this.#input = input;
+    this.#walk();
+    this.#chooseEpoch();
+  }
+
+  get inodeCount(): number {
+    return this.#inodes.length;
+  }
+
+  /** Every file's data, each object once. */
+  get liveData(): ReadonlySet<FileData> {
+    return this.#live;
+  }
+
+  #walk(): void {
+    const todo: Directory[] = [this.#addDirectory(this.#input.root, undefined, '')];
+    while (todo.length > 0) {
+      const dir = todo.pop()!;
+      const below: Directory[] = [];
+      for (const { name, node } of dir.names) {
+        if (node.kind === 'dir') {
+          below.push(this.#addDirectory(node, dir, name));
+        } else if (node.nid !== SEEN) {
+          node.nid = SEEN;
+          node.links = 1;
+          this.#addInode(node, node.xattrs);
+          if (node.data !== undefined) this.#live.add(node.data);
+        } else {
+          node.links++;
+        }
+      }
+      for (const next of below.reverse()) todo.push(next);
+    }
+  }
+
+  #addDirectory(node: DirNode, parent: Directory | undefined, name: ByteString): Directory {
+    const { view } = this.#input;
+    const names = view.children(node);
+    const opaque = view.isOpaque(parent?.node, name, node);
+    const xattrs = opaque ? new Map([...(node.xattrs ?? []), OPAQUE]) : node.xattrs;
+    const dir: Directory = {
+      node,
+      parent,
+      names,
+      xattrs,
+      sizeBytes: directoryBytes(withDots(names as { name: ByteString }[], DOT, DOT_DOT)),
+      subdirectories: names.reduce((n, child) => n + (child.node.kind === 'dir' ? 1 : 0), 0),
+      position: -1,
+      extended: false,
+      headBytes: 0,
+      inlineBytes: 0,
+      firstBlock: -1,
+    };
+    this.#register(dir);
+    return dir;
+  }
+
+  #addInode(node: LeafNode, xattrs: Inode['xattrs']): void {
+    this.#register({ node, xattrs, position: -1, extended: false, headBytes: 0, inlineBytes: 0 });
+  }
+
+  #register(inode: Inode): void {
+    this.#inodes.push(inode);
+    if (inode.xattrs !== undefined) this.#xattrs.count(inode.xattrs);
+  }
+
+  /** Compact inodes carry no time of their own: the image's is the one that most of its inodes have. */
+  #chooseEpoch(): void {
+    const counts = new Map<string, { sec: number; nsec: number; n: number }>();
+    for (const { node } of this.#inodes) {
+      if (node.mtimeSec < 0) continue;
+      const key = `${node.mtimeSec}.${node.mtimeNsec}`;
+      const known = counts.get(key);
+      if (known) known.n++;
+      else counts.set(key, { sec: node.mtimeSec, nsec: node.mtimeNsec, n: 1 });
+    }
+    let best = { sec: 0, nsec: 0, n: 0 };
+    for (const c of counts.values()) {
+      const earlier = c.sec < best.sec || (c.sec === best.sec && c.nsec < best.nsec);
+      if (c.n > best.n || (c.n === best.n && earlier)) best = c;
+    }
+    this.#epoch = { sec: best.sec, nsec: best.nsec };
+  }
+
+  /**
+   * @param path Where the image goes.
+   * @param placement Where the live data lies.
+   * @param tags Per device slot, 64 characters that name its blob.
+   */
+  write(path: string, placement: DataPlacement, tags: readonly string[]): { sizeBytes: number; hex: string } {
+    const devices = placement.devices.map((d, i) => ({ blocks: d.blocks, tag: tags[i]! }));
+    const configs = this.#compressionConfigs();
+    const slotsAt = Math.ceil((SUPER_OFFSET + SUPER_SIZE + configs.length) / DEVICE_SLOT_SIZE) * DEVICE_SLOT_SIZE;
+    const headerEnd = devices.length === 0 ? SUPER_OFFSET + SUPER_SIZE + configs.length : slotsAt + devices.length * DEVICE_SLOT_SIZE;
+
+    const allocator = new InodeAllocator(headerEnd);
+    for (const inode of this.#inodes) {
+      this.#measure(inode);
+      inode.position = allocator.place(inode);
+      inode.node.nid = inode.position / INODE_SLOT_SIZE;
+    }
+    const sharedAt = Math.ceil(allocator.endByte / 4) * 4;
+    const sharedBlock = Math.floor(sharedAt / BLOCK_BYTES);
+    const shared = this.#xattrs.share(sharedAt - sharedBlock * BLOCK_BYTES);
+    const blocksAt = Math.ceil((sharedAt + shared.length) / BLOCK_BYTES);
+    let block = blocksAt;
+    for (const inode of this.#inodes) block = this.#placeBlocks(inode, block);
+    const primaryBlocks = Math.max(1, block);
+
+    const uniaddr: number[] = [];
+    let next = primaryBlocks;
+    for (const device of devices) {
+      uniaddr.push(next);
+      next += device.blocks;
+    }
+
+    const file = new MetaFile(path, 4 << 20, (head) => {
+      const sum = superblockChecksum(head, BLOCK_BYTES);
+      head.writeUInt32LE(sum, SUPER_OFFSET + SB.checksum);
+    });
+    try {
+      this.#writeHeader(file.at(0, headerEnd), { configs, devices, uniaddr, slotsAt, primaryBlocks, sharedBlock, hasShared: shared.length > 0 });
+      let highest = 0;
+      this.#inodes.forEach((inode, number) => {
+        this.#writeInode(file, inode, number + 1, placement, uniaddr);
+        highest = Math.max(highest, inode.position);
+        file.settle(Math.floor(Math.max(0, highest - GAP_WINDOW_BYTES) / BLOCK_BYTES) * BLOCK_BYTES);
+      });
+      shared.copy(file.at(sharedAt, shared.length));
+      for (const inode of this.#inodes) {
+        this.#writeBlocks(file, inode);
+        file.settle(Math.floor(sharedAt / BLOCK_BYTES) * BLOCK_BYTES);
+      }
+      const sizeBytes = primaryBlocks * BLOCK_BYTES;
+      return { sizeBytes, hex: file.finish(sizeBytes) };
+    } finally {
+      file.close();
+    }
+  }
+
+  // ---- sizes
+
+  #measure(inode: Inode): void {
+    const { node } = inode;
+    inode.extended = this.#needsExtended(inode);
+    const base = (inode.extended ? EXTENDED_INODE_SIZE : COMPACT_INODE_SIZE) + this.#xattrs.bodyBytes(inode.xattrs);
+    inode.headBytes = base;
+    inode.inlineBytes = 0;
+    if (node.kind === 'dir') {
+      const tail = (inode as Directory).sizeBytes % BLOCK_BYTES;
+      if (tail > 0 && fitsInline(base, tail)) inode.inlineBytes = tail;
+    } else if (node.kind === 'symlink') {
+      if (fitsInline(base, node.target.length)) inode.inlineBytes = node.target.length;
+    } else if (node.data?.form === 'chunks') {
+      inode.headBytes = align8(base) + node.data.map!.length * CHUNK_INDEX_SIZE;
+    } else if (node.data?.form === 'clusters') {
+      const startByte = align8(base) + MAP_HEADER_SIZE;
+      inode.headBytes = startByte + clusterIndexBytes({ startByte, sizeBytes: node.sizeBytes });
+    } else if (node.data !== undefined) {
+      inode.inlineBytes = node.data.tailBytes;
+    }
+  }
+
+  #needsExtended(inode: Inode): boolean {
+    const { node } = inode;
+    return (
+      node.mtimeSec !== this.#epoch.sec ||
+      node.mtimeNsec !== this.#epoch.nsec ||
+      node.uid > 0xffff ||
+      node.gid > 0xffff ||
+      this.#linksOf(inode) > 0xffff ||
+      this.#sizeOf(inode) > 0xffffffff
+    );
+  }
+
+  #linksOf(inode: Inode): number {
+    return inode.node.kind === 'dir' ? 2 + (inode as Directory).subdirectories : inode.node.links;
+  }
+
+  #sizeOf(inode: Inode): number {
+    const { node } = inode;
+    if (node.kind === 'dir') return (inode as Directory).sizeBytes;
+    if (node.kind === 'symlink') return node.target.length;
+    return node.kind === 'file' ? node.sizeBytes : 0;
+  }
+
+  /** Gives directory and symlink data that is not inline its blocks. Returns the next free one. */
+  #placeBlocks(inode: Inode, block: number): number {
+    const { node } = inode;
+    if (node.kind === 'dir') {
+      const dir = inode as Directory;
+      const blocks = inode.inlineBytes > 0 ? Math.floor(dir.sizeBytes / BLOCK_BYTES) : Math.ceil(dir.sizeBytes / BLOCK_BYTES);
+      if (blocks === 0) return block;
+      dir.firstBlock = block;
+      return block + blocks;
+    }
+    if (node.kind === 'symlink' && inode.inlineBytes === 0) {
+      this.#symlinkBlocks.set(node, block);
+      return block + 1;
+    }
+    return block;
+  }
+
+  readonly #symlinkBlocks = new Map<LeafNode, number>();
+
+  // ---- bytes
+
+  #compressionConfigs(): Buffer {
+    const { codec } = this.#input;
+    if (codec === undefined) return Buffer.alloc(0);
+    const algorithm = ALGORITHMS[codec];
+    const length = COMPR_CFG_BYTES[algorithm]!;
+    const out = Buffer.alloc(2 + length);
+    out.writeUInt16LE(length, 0);
+    if (codec === 'lz4') {
+      out.writeUInt16LE(65535, 2);
+      out.writeUInt16LE(16, 4);
+    } else if (codec === 'deflate') {
+      out[2] = 15;
+    } else {
+      out[3] = ZSTD_WINDOW_LOG - 10;
+    }
+    return out;
+  }
+
+  #writeHeader(
+    out: Buffer,
+    h: {
+      configs: Buffer;
+      devices: readonly { blocks: number; tag: string }[];
+      uniaddr: readonly number[];
+      slotsAt: number;
+      primaryBlocks: number;
+      sharedBlock: number;
+      hasShared: boolean;
+    },
+  ): void {
+    const { codec } = this.#input;
+    const sb = out.subarray(SUPER_OFFSET);
+    const uuid = createHash('sha256').update(h.devices.map((d) => d.tag).join()).update(String(this.#inodes.length)).digest();
+    uuid[6] = (uuid[6]! & 0x0f) | 0x80;
+    uuid[8] = (uuid[8]! & 0x3f) | 0x80;
+    let incompat = h.devices.length > 0 ? INCOMPAT.DEVICE_TABLE : 0;
+    if (this.#hasChunks) incompat |= INCOMPAT.CHUNKED_FILE;
+    if (codec !== undefined) incompat |= INCOMPAT.LZ4_0PADDING | INCOMPAT.COMPR_CFGS;
+    sb.writeUInt32LE(SUPER_MAGIC, SB.magic);
+    sb.writeUInt32LE(COMPAT.SB_CHKSUM | COMPAT.MTIME | COMPAT.XATTR_FILTER, SB.featureCompat);
+    sb[SB.blockBits] = Math.log2(BLOCK_BYTES);
+    sb.writeUInt16LE(this.#inodes[0]!.position / INODE_SLOT_SIZE, SB.rootNid);
+    sb.writeBigUInt64LE(BigInt(this.#inodes.length), SB.inodes);
+    sb.writeBigUInt64LE(BigInt(this.#epoch.sec), SB.epoch);
+    sb.writeUInt32LE(this.#epoch.nsec, SB.fixedNsec);
+    sb.writeUInt32LE(h.primaryBlocks, SB.blocks);
+    sb.writeUInt32LE(0, SB.metaBlkAddr);
+    sb.writeUInt32LE(h.hasShared ? h.sharedBlock : 0, SB.xattrBlkAddr);
+    uuid.copy(sb, SB.uuid, 0, 16);
+    sb.writeUInt32LE(incompat, SB.featureIncompat);
+    if (codec !== undefined) sb.writeUInt16LE(1 << ALGORITHMS[codec], SB.comprAlgs);
+    sb.writeUInt16LE(h.devices.length, SB.extraDevices);
+    sb.writeUInt16LE(h.devices.length > 0 ? h.slotsAt / DEVICE_SLOT_SIZE : 0, SB.devtSlotOff);
+    h.configs.copy(sb, SUPER_SIZE);
+    h.devices.forEach((device, i) => {
+      const slot = out.subarray(h.slotsAt + i * DEVICE_SLOT_SIZE);
+      writeByteString(slot, device.tag, DEVICE_SLOT.tag);
+      slot.writeUInt32LE(device.blocks, DEVICE_SLOT.blocks);
+      slot.writeUInt32LE(h.uniaddr[i]!, DEVICE_SLOT.uniaddr);
+    });
+  }
+
+  get #hasChunks(): boolean {
+    for (const data of this.#live) if (data.form === 'chunks') return true;
+    return false;
+  }
+
+  #writeInode(file: MetaFile, inode: Inode, number: number, placement: DataPlacement, uniaddr: readonly number[]): void {
+    const { node } = inode;
+    const out = file.at(inode.position, inode.headBytes + inode.inlineBytes);
+    const body = inode.xattrs === undefined || inode.xattrs.size === 0 ? undefined : this.#xattrs.body(inode.xattrs);
+    const xattrCount = body === undefined ? 0 : (body.length - 12) / 4 + 1;
+    const inodeBytes = inode.extended ? EXTENDED_INODE_SIZE : COMPACT_INODE_SIZE;
+    const mapAt = align8(inodeBytes + (body?.length ?? 0));
+    const [layout, union] = this.#layoutOf(inode, placement, uniaddr);
+    const format = (inode.extended ? INODE_FORMAT.extended : 0) | (layout << INODE_FORMAT.layoutShift);
+    const mode = TYPES[node.kind].mode | node.mode;
+    const size = this.#sizeOf(inode);
+    if (inode.extended) {
+      out.writeUInt16LE(format, EXTENDED_INODE.format);
+      out.writeUInt16LE(xattrCount, EXTENDED_INODE.xattrCount);
+      out.writeUInt16LE(mode, EXTENDED_INODE.mode);
+      out.writeUInt32LE(size % 2 ** 32, EXTENDED_INODE.size);
+      out.writeUInt32LE(Math.floor(size / 2 ** 32), EXTENDED_INODE.size + 4);
+      out.writeUInt32LE(union, EXTENDED_INODE.union);
+      out.writeUInt32LE(number >>> 0, EXTENDED_INODE.ino);
+      out.writeUInt32LE(node.uid, EXTENDED_INODE.uid);
+      out.writeUInt32LE(node.gid, EXTENDED_INODE.gid);
+      out.writeBigInt64LE(BigInt(node.mtimeSec), EXTENDED_INODE.mtime);
+      out.writeUInt32LE(node.mtimeNsec, EXTENDED_INODE.mtimeNsec);
+      out.writeUInt32LE(this.#linksOf(inode), EXTENDED_INODE.nlink);
+    } else {
+      out.writeUInt16LE(format, COMPACT_INODE.format);
+      out.writeUInt16LE(xattrCount, COMPACT_INODE.xattrCount);
+      out.writeUInt16LE(mode, COMPACT_INODE.mode);
+      out.writeUInt16LE(this.#linksOf(inode), COMPACT_INODE.nlink);
+      out.writeUInt32LE(size, COMPACT_INODE.size);
+      out.writeUInt32LE(union, COMPACT_INODE.union);
+      out.writeUInt32LE(number >>> 0, COMPACT_INODE.ino);
+      out.writeUInt16LE(node.uid, COMPACT_INODE.uid);
+      out.writeUInt16LE(node.gid, COMPACT_INODE.gid);
+    }
+    body?.copy(out, inodeBytes);
+    if (node.kind === 'file' && node.data?.form === 'chunks') this.#writeChunkMap(out.subarray(mapAt), node.data, placement);
+    if (node.kind === 'file' && node.data?.form === 'clusters') {
+      this.#writeClusterMap(out.subarray(mapAt), inode.position + mapAt, node, placement, uniaddr);
+    }
+    if (inode.inlineBytes > 0) this.#writeInline(out.subarray(inode.headBytes), inode);
+  }
+
+  /** Layout number and what the inode's union holds. */
+  #layoutOf(inode: Inode, placement: DataPlacement, uniaddr: readonly number[]): [number, number] {
+    const { node } = inode;
+    const flat = inode.inlineBytes > 0 ? LAYOUT.FLAT_INLINE : LAYOUT.FLAT_PLAIN;
+    if (node.kind === 'dir') return [flat, (inode as Directory).firstBlock >= 0 ? (inode as Directory).firstBlock : NULL_ADDR];
+    if (node.kind === 'symlink') return [flat, this.#symlinkBlocks.get(node) ?? NULL_ADDR];
+    if (node.kind === 'char' || node.kind === 'block') return [LAYOUT.FLAT_PLAIN, encodeDevice(node.major, node.minor)];
+    const { data } = node;
+    if (data === undefined) return [LAYOUT.FLAT_PLAIN, node.kind === 'file' ? NULL_ADDR : 0];
+    if (data.form === 'chunks') return [LAYOUT.CHUNK_BASED, (data.unitBits - 12) | CHUNK_FORMAT.indexes];
+    if (data.form === 'clusters') return [LAYOUT.COMPRESSED_COMPACT, data.blocks];
+    if (data.blocks === 0) return [flat, NULL_ADDR];
+    const { slot, block } = placement.placeOf(data);
+    return [flat, uniaddr[slot - 1]! + block];
+  }
+
+  #writeChunkMap(out: Buffer, data: FileData, placement: DataPlacement): void {
+    const place = data.blocks === 0 ? undefined : placement.placeOf(data);
+    data.map!.forEach((first, i) => {
+      const at = i * CHUNK_INDEX_SIZE;
+      if (first < 0) {
+        out.fill(0xff, at, at + CHUNK_INDEX_SIZE);
+        // A hole's device id does not count; zero is what other writers have there.
+        out.writeUInt16LE(0, at + 2);
+        return;
+      }
+      out.writeUInt16LE(place!.slot, at + 2);
+      out.writeUInt32LE(place!.block + first, at + 4);
+    });
+  }
+
+  #writeClusterMap(out: Buffer, position: number, node: LeafNode, placement: DataPlacement, uniaddr: readonly number[]): void {
+    const data = node.data!;
+    const { slot, block } = placement.placeOf(data);
+    out.writeUInt16LE(MAP_ADVISE.COMPACTED_2B | MAP_ADVISE.BIG_PCLUSTER_1 | MAP_ADVISE.BIG_PCLUSTER_2, MAP_HEADER.advise);
+    out[MAP_HEADER.algorithm] = ALGORITHMS[this.#input.codec!];
+    const place = { startByte: position + MAP_HEADER_SIZE, sizeBytes: node.sizeBytes };
+    encodeClusterIndex(data.map!, uniaddr[slot - 1]! + block, place).copy(out, MAP_HEADER_SIZE);
+  }
+
+  #writeInline(out: Buffer, inode: Inode): void {
+    const { node } = inode;
+    if (node.kind === 'dir') {
+      const dir = inode as Directory;
+      this.#directoryData(dir).copy(out, 0, dir.sizeBytes - inode.inlineBytes);
+    } else if (node.kind === 'symlink') {
+      writeByteString(out, node.target, 0);
+    } else {
+      this.#input.tails.read(node.data!, out.subarray(0, inode.inlineBytes));
+    }
+  }
+
+  #writeBlocks(file: MetaFile, inode: Inode): void {
+    const { node } = inode;
+    if (node.kind === 'dir') {
+      const dir = inode as Directory;
+      if (dir.firstBlock < 0) return;
+      const bytes = this.#directoryData(dir).subarray(0, dir.sizeBytes - dir.inlineBytes);
+      bytes.copy(file.at(dir.firstBlock * BLOCK_BYTES, bytes.length));
+    } else if (node.kind === 'symlink' && inode.inlineBytes === 0) {
+      writeByteString(file.at(this.#symlinkBlocks.get(node)! * BLOCK_BYTES, BLOCK_BYTES), node.target, 0);
+    }
+  }
+
+  #directoryData(dir: Directory): Buffer {
+    const entry = (name: ByteString, node: Node) => ({ name, nid: node.nid, fileType: TYPES[node.kind].dirent });
+    const names = dir.names.map(({ name, node }) => entry(name, node));
+    const dots = withDots(names, entry('.', dir.node), entry('..', dir.parent?.node ?? dir.node));
+    return encodeDirectory(dots, dir.sizeBytes);
+  }
+}
+
+/** Mark of a leaf that the walk has met, until it has a number. */
+const SEEN = -2;
+const ZSTD_WINDOW_LOG = 17;
+const ALGORITHMS: Readonly<Record<CodecName, number>> = { lz4: ALGORITHM.LZ4, deflate: ALGORITHM.DEFLATE, zstd: ALGORITHM.ZSTD };
+
+const TYPES: Readonly<Record<Node['kind'], { mode: number; dirent: number }>> = {
+  file: { mode: MODE_TYPE.REGULAR, dirent: FILE_TYPE.REGULAR },
+  dir: { mode: MODE_TYPE.DIRECTORY, dirent: FILE_TYPE.DIRECTORY },
+  symlink: { mode: MODE_TYPE.SYMLINK, dirent: FILE_TYPE.SYMLINK },
+  char: { mode: MODE_TYPE.CHAR, dirent: FILE_TYPE.CHAR },
+  block: { mode: MODE_TYPE.BLOCK, dirent: FILE_TYPE.BLOCK },
+  fifo: { mode: MODE_TYPE.FIFO, dirent: FILE_TYPE.FIFO },
+  socket: { mode: MODE_TYPE.SOCKET, dirent: FILE_TYPE.SOCKET },
+};
+
+function align8(bytes: number): number {
+  return Math.ceil(bytes / 8) * 8;
+}

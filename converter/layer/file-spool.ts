@@ -1,0 +1,359 @@
+/**
+ * Writes the file data of one layer to two local files while the layer streams by: `data`, whole 4096-byte blocks, laid
+ * out as a data blob will have them, and `tails`, the short ends that go into the metadata image.
+ *
+ * A unit (64 KiB) of zeros becomes a hole; a file whose bytes are in the spool already is taken back out. With a codec,
+ * files are cut into clusters of 64 KiB, each compressed alone and stored in whole blocks if that saves one.
+ *
+ * Everything is decided from the bytes in their order, so the same layer always gives the same spool.
+ */
+import { closeSync, openSync, readSync, writeSync } from 'node:fs';
+import { crc32 } from 'node:zlib';
+import { BLOCK_BYTES } from '../erofs/layout.ts';
+import type { Codec } from './cluster-codec.ts';
+import type { FileData } from './spool-format.ts';
+
+/** Cluster size, and the smallest unit that can become a hole. */
+const UNIT_BITS = 16;
+const UNIT_BYTES = 1 << UNIT_BITS;
+/** A file this large or larger gets larger units, so that a chunk map stays under about 65,536 entries. */
+const MAX_UNIT_BITS = 20;
+/** Holds at least one unit of the largest size beyond what is written out. */
+const BUFFER_BYTES = 4 << 20;
+/** Files of the same size and checksum that are compared; more would let a crafted layer cost quadratic time. */
+const MAX_CANDIDATES = 4;
+/** An announced hole this long makes a compressed file fall back to chunks, whose holes cost nothing. */
+const SPARSE_BYTES = 1 << 20;
+
+export interface FileSpoolOptions {
+  /** A file's last partial block goes to `tails` when it has at most this many bytes. */
+  readonly tailLimitBytes: number;
+  readonly codec: Codec | undefined;
+}
+
+export class FileSpool {
+  readonly #dataFd: number;
+  readonly #tailFd: number;
+  readonly #options: FileSpoolOptions;
+  readonly #known = new Map<string, FileData[]>();
+  readonly #buffer = Buffer.allocUnsafeSlow(BUFFER_BYTES);
+  readonly #tailBuffer = Buffer.allocUnsafeSlow(1 << 18);
+  /** Bytes of `data` that are in the file; what is in the buffer comes after them. */
+  #written = 0;
+  #fill = 0;
+  #tailWritten = 0;
+  #tailFill = 0;
+
+  // The file being written.
+  #sizeBytes = 0;
+  #position = 0;
+  #startByte = 0;
+  #unitBits = UNIT_BITS;
+  /** Where the current unit's bytes begin in the buffer. */
+  #unitFill = 0;
+  #map: number[] = [];
+  #holes = 0;
+  #crc = 0;
+  #compressing = false;
+  #plainClusters = 0;
+
+  constructor(dataPath: string, tailPath: string, options: FileSpoolOptions) {
+    this.#dataFd = openSync(dataPath, 'w+', 0o644);
+    this.#tailFd = openSync(tailPath, 'w+', 0o644);
+    this.#options = options;
+  }
+
+  begin(sizeBytes: number): void {
+    this.#sizeBytes = sizeBytes;
+    this.#position = 0;
+    this.#startByte = this.#written + this.#fill;
+    this.#unitBits = UNIT_BITS;
+    this.#compressing = this.#options.codec !== undefined;
+    if (!this.#compressing) this.#chooseUnit();
+    this.#unitFill = this.#fill;
+    this.#map = [];
+    this.#holes = 0;
+    this.#plainClusters = 0;
+    this.#crc = 0;
+  }
+
+  #chooseUnit(): void {
+    while (this.#unitBits < MAX_UNIT_BITS && this.#sizeBytes / 2 ** this.#unitBits > 65536) this.#unitBits++;
+  }
+
+  write(bytes: Buffer): void {
+    let from = 0;
+    while (from < bytes.length) {
+      const inUnit = this.#fill - this.#unitFill;
+      const n = Math.min((1 << this.#unitBits) - inUnit, bytes.length - from);
+      if (this.#fill + n > this.#buffer.length) this.#flush();
+      bytes.copy(this.#buffer, this.#fill, from, from + n);
+      this.#advance(n);
+      from += n;
+    }
+  }
+
+  hole(sizeBytes: number): void {
+    let left = sizeBytes;
+    if (this.#compressing && left >= SPARSE_BYTES) this.#stopCompressing();
+    while (left > 0) {
+      const unit = 1 << this.#unitBits;
+      const inUnit = this.#fill - this.#unitFill;
+      if (inUnit === 0 && !this.#compressing && (left >= unit || this.#position + left === this.#sizeBytes)) {
+        const n = Math.min(left, unit);
+        this.#map.push(-1);
+        this.#holes++;
+        this.#position += n;
+        left -= n;
+        continue;
+      }
+      const n = Math.min(left, unit - inUnit);
+      if (this.#fill + n > this.#buffer.length) this.#flush();
+      this.#buffer.fill(0, this.#fill, this.#fill + n);
+      this.#advance(n);
+      left -= n;
+    }
+  }
+
+  #advance(n: number): void {
+    this.#fill += n;
+    this.#position += n;
+    if (this.#fill - this.#unitFill === 1 << this.#unitBits) this.#endUnit();
+  }
+
+  #endUnit(): void {
+    const start = this.#unitFill;
+    const length = this.#fill - start;
+    if (length === 0) return;
+    const unit = this.#buffer.subarray(start, this.#fill);
+    if (this.#compressing) {
+      this.#endCluster(unit);
+    } else if (length >= 8 && isZero(unit)) {
+      this.#map.push(-1);
+      this.#holes++;
+      this.#fill = start;
+    } else {
+      this.#crc = crc32(unit, this.#crc);
+      this.#map.push((this.#written + start - this.#startByte) / BLOCK_BYTES);
+    }
+    this.#unitFill = this.#fill;
+  }
+
+  /** Replaces the cluster's bytes at the end of the buffer by their compressed form, if that saves a block. */
+  #endCluster(unit: Buffer): void {
+    const plainBlocks = Math.ceil(unit.length / BLOCK_BYTES);
+    const packed = plainBlocks > 1 || this.#map.length > 0 ? this.#options.codec!.compress(unit) : undefined;
+    const blocks = packed === undefined ? plainBlocks : Math.ceil(packed.length / BLOCK_BYTES);
+    // The kernel strips leading zero bytes as padding: output that begins with one cannot be stored.
+    if (packed === undefined || packed.length === 0 || packed[0] === 0 || blocks >= plainBlocks) {
+      this.#padBlock();
+      this.#map.push(plainBlocks | 0x100);
+      this.#plainClusters++;
+    } else {
+      const at = this.#unitFill;
+      this.#buffer.fill(0, at, at + blocks * BLOCK_BYTES - packed.length);
+      packed.copy(this.#buffer, at + blocks * BLOCK_BYTES - packed.length);
+      this.#fill = at + blocks * BLOCK_BYTES;
+      this.#map.push(blocks);
+    }
+    this.#crc = crc32(this.#buffer.subarray(this.#unitFill, this.#fill), this.#crc);
+  }
+
+  /**
+   * Writes what the file has so far once more, as plain units; the rest of it is not compressed either. The compressed
+   * copy stays behind as dead bytes, which no data record names.
+   */
+  #stopCompressing(): void {
+    const pending = Buffer.from(this.#buffer.subarray(this.#unitFill, this.#fill));
+    this.#fill = this.#unitFill;
+    const clusters = this.#map;
+    let at = this.#startByte;
+    this.#flush();
+    this.begin(this.#sizeBytes);
+    this.#compressing = false;
+    this.#chooseUnit();
+    for (const cluster of clusters) {
+      const bytes = readExactly(this.#dataFd, Buffer.allocUnsafe((cluster & 0xff) * BLOCK_BYTES), at);
+      at += bytes.length;
+      this.write((cluster & 0x100) !== 0 ? bytes : this.#options.codec!.decompress(bytes, UNIT_BYTES));
+    }
+    this.write(pending);
+  }
+
+  /** Ends the file. Its data record, fresh or that of an identical file before it. `nextId` is the id for a fresh one. */
+  end(layer: number, nextId: number): FileData | undefined {
+    if (this.#sizeBytes === 0) return undefined;
+    const tailBytes = this.#takeTail();
+    this.#endUnit();
+    this.#padBlock();
+    this.#unitFill = this.#fill;
+    const endByte = this.#written + this.#fill;
+    const blocks = (endByte - this.#startByte) / BLOCK_BYTES;
+    const clusters = this.#compressing && this.#plainClusters < this.#map.length;
+    const form = clusters ? 'clusters' : this.#holes > 0 ? 'chunks' : 'flat';
+    let unitBits = this.#unitBits;
+    let map: Int32Array | undefined = form === 'flat' ? undefined : Int32Array.from(this.#map);
+    if (form === 'chunks') [map, unitBits] = widen(map!, unitBits);
+    const fresh: FileData = {
+      layer,
+      id: nextId,
+      form,
+      sizeBytes: this.#sizeBytes,
+      crc32: this.#crc,
+      startBlock: this.#startByte / BLOCK_BYTES,
+      blocks,
+      tailOffset: this.#tailWritten + this.#tailFill - tailBytes,
+      tailBytes,
+      unitBits,
+      map,
+    };
+    if (blocks === 0) return fresh;
+    const key = `${fresh.sizeBytes}:${fresh.crc32}`;
+    const candidates = this.#known.get(key);
+    if (candidates === undefined) {
+      this.#known.set(key, [fresh]);
+      return fresh;
+    }
+    for (const old of candidates) {
+      if (this.#same(old, fresh)) {
+        this.#rewind(this.#startByte);
+        this.#dropTail(tailBytes);
+        return old;
+      }
+    }
+    if (candidates.length < MAX_CANDIDATES) candidates.push(fresh);
+    return fresh;
+  }
+
+  /** Moves the last partial block of a flat file to the tails. */
+  #takeTail(): number {
+    const tail = this.#sizeBytes % BLOCK_BYTES;
+    if (tail === 0 || tail > this.#options.tailLimitBytes || this.#holes > 0) return 0;
+    if (this.#compressing && this.#sizeBytes > BLOCK_BYTES) return 0;
+    const bytes = this.#buffer.subarray(this.#fill - tail, this.#fill);
+    // Zeros at the end may be a hole of the last unit; a file that would be all holes stays in chunks.
+    if (this.#fill - this.#unitFill >= 8 && this.#sizeBytes > BLOCK_BYTES && isZero(this.#buffer.subarray(this.#unitFill, this.#fill))) {
+      return 0;
+    }
+    if (this.#tailFill + tail > this.#tailBuffer.length) this.#flushTails();
+    bytes.copy(this.#tailBuffer, this.#tailFill);
+    this.#tailFill += tail;
+    this.#crc = crc32(bytes, this.#crc);
+    this.#fill -= tail;
+    if (this.#compressing) this.#compressing = false;
+    return tail;
+  }
+
+  #dropTail(sizeBytes: number): void {
+    if (this.#tailFill >= sizeBytes) this.#tailFill -= sizeBytes;
+    else this.#tailWritten -= sizeBytes;
+  }
+
+  #padBlock(): void {
+    const rest = (this.#written + this.#fill) % BLOCK_BYTES;
+    if (rest === 0) return;
+    const pad = BLOCK_BYTES - rest;
+    if (this.#fill + pad > this.#buffer.length) this.#flush();
+    this.#buffer.fill(0, this.#fill, this.#fill + pad);
+    this.#fill += pad;
+  }
+
+  #same(a: FileData, b: FileData): boolean {
+    if (a.form !== b.form || a.blocks !== b.blocks || a.tailBytes !== b.tailBytes || a.unitBits !== b.unitBits) return false;
+    if (a.map !== undefined && !sameMap(a.map, b.map!)) return false;
+    if (a.tailBytes > 0) {
+      this.#flushTails();
+      const tails = [a, b].map((d) => readExactly(this.#tailFd, Buffer.allocUnsafe(d.tailBytes), d.tailOffset));
+      if (!tails[0]!.equals(tails[1]!)) {
+        return false;
+      }
+    }
+    this.#flush();
+    const step = 1 << 20;
+    const left = Buffer.allocUnsafe(Math.min(step, a.blocks * BLOCK_BYTES));
+    const right = Buffer.allocUnsafe(left.length);
+    for (let done = 0; done < a.blocks * BLOCK_BYTES; done += step) {
+      const n = Math.min(step, a.blocks * BLOCK_BYTES - done);
+      readExactly(this.#dataFd, left.subarray(0, n), a.startBlock * BLOCK_BYTES + done);
+      readExactly(this.#dataFd, right.subarray(0, n), b.startBlock * BLOCK_BYTES + done);
+      if (left.compare(right, 0, n, 0, n) !== 0) return false;
+    }
+    return true;
+  }
+
+  /** Forgets the data after `toByte`. */
+  #rewind(toByte: number): void {
+    if (toByte >= this.#written) {
+      this.#fill = toByte - this.#written;
+    } else {
+      this.#written = toByte;
+      this.#fill = 0;
+    }
+    this.#unitFill = this.#fill;
+  }
+
+  /** Writes out all but the unit that is being filled. */
+  #flush(): void {
+    writeAll(this.#dataFd, this.#buffer.subarray(0, this.#unitFill), this.#written);
+    this.#written += this.#unitFill;
+    this.#buffer.copyWithin(0, this.#unitFill, this.#fill);
+    this.#fill -= this.#unitFill;
+    this.#unitFill = 0;
+  }
+
+  #flushTails(): void {
+    writeAll(this.#tailFd, this.#tailBuffer.subarray(0, this.#tailFill), this.#tailWritten);
+    this.#tailWritten += this.#tailFill;
+    this.#tailFill = 0;
+  }
+
+  /** Writes out the rest. Length of the data spool in bytes. */
+  finish(): { dataBytes: number; tailBytes: number } {
+    this.#unitFill = this.#fill;
+    this.#flush();
+    this.#flushTails();
+    return { dataBytes: this.#written, tailBytes: this.#tailWritten };
+  }
+
+  close(): void {
+    closeSync(this.#dataFd);
+    closeSync(this.#tailFd);
+  }
+}
+
+const ZEROS = Buffer.alloc(1 << MAX_UNIT_BITS);
+
+function isZero(bytes: Buffer): boolean {
+  return bytes[0] === 0 && bytes[bytes.length - 1] === 0 && bytes.compare(ZEROS, 0, bytes.length) === 0;
+}
+
+/** Doubles the unit as long as no unit would be half hole, half data: fewer entries, the same bytes. */
+function widen(map: Int32Array, unitBits: number): [Int32Array, number] {
+  let current = map;
+  let bits = unitBits;
+  while (current.length > 1 && bits < 40) {
+    for (let i = 0; i + 1 < current.length; i += 2) {
+      if (current[i]! < 0 !== current[i + 1]! < 0) return [current, bits];
+    }
+    current = current.filter((_, i) => i % 2 === 0);
+    bits++;
+  }
+  return [current, bits];
+}
+
+function sameMap(a: Int32Array, b: Int32Array): boolean {
+  return a.length === b.length && a.every((value, i) => value === b[i]);
+}
+
+function writeAll(fd: number, bytes: Buffer, position: number): void {
+  for (let done = 0; done < bytes.length; ) done += writeSync(fd, bytes, done, bytes.length - done, position + done);
+}
+
+function readExactly(fd: number, into: Buffer, position: number): Buffer {
+  for (let done = 0; done < into.length; ) {
+    const n = readSync(fd, into, done, into.length - done, position + done);
+    if (n === 0) throw new Error('spool file ends early');
+    done += n;
+  }
+  return into;
+}

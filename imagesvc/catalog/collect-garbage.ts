@@ -1,0 +1,117 @@
+/**
+ * Mark and sweep. A blob is deleted when no name leads to it, and nobody at work can be about to need it:
+ *
+ * - Marked is all that a ref's manifest names, and likewise its base image's manifest. If a ref's manifest cannot be
+ *   read, nothing is deleted: what it needs is unknown.
+ * - Publishing waits while a collection runs (BlobStore.hold), and looks at all blobs of its image first: an image is
+ *   published with all its blobs, or not at all.
+ * - What was put or renewed since the oldest staging of a live process began is left alone: it may be that process's.
+ * - So is what is younger than `graceMs`: on a store that several machines share without shared locks, and for a process
+ *   that has no staging, that is the protection. An hour by default; `rm` takes none.
+ *
+ * Each blob's age is looked at just before it is deleted. What is interrupted is finished by the next collection.
+ */
+import { setTimeout as delay } from 'node:timers/promises';
+import { type Digest, isDigest, isDsecError, messageOf } from '#base';
+import { fail } from '../errors.ts';
+import type { BlobStore } from '../store/blob-store.ts';
+import { BASE, MAX_MANIFEST_BYTES } from './manifest.ts';
+
+export const DEFAULT_GRACE_MS = 3600_000;
+
+export interface CollectOptions {
+  /** Says what would be deleted, and deletes nothing. */
+  readonly dryRun?: boolean;
+  readonly graceMs?: number;
+  /** Only blobs that this manifest leads to. */
+  readonly onlyOf?: Digest;
+  /** As if this name were not there. */
+  readonly without?: string;
+}
+
+export interface Collected {
+  /** What was deleted, or would be. */
+  readonly deleted: readonly Digest[];
+  readonly freedBytes: number;
+  /** Blobs that no name leads to, left because they are young or because a process at work may need them. */
+  readonly kept: number;
+}
+
+/** @throws CATALOG_GC_UNSAFE, STORE_BUSY */
+export async function collectGarbage(store: BlobStore, options: CollectOptions = {}): Promise<Collected> {
+  const { dryRun = false, graceMs = DEFAULT_GRACE_MS, onlyOf, without } = options;
+  const hold = await store.hold('collect');
+  try {
+    // Ages are in milliseconds: let one pass, so that what was written before now is older than now.
+    await delay(2);
+    const startedMs = Date.now();
+    const stagingMs = (await store.oldestStagingMs()) ?? Number.POSITIVE_INFINITY;
+    const cutoffMs = Math.min(startedMs - graceMs, stagingMs);
+    const live = await markLive(store, without);
+    const candidates = onlyOf === undefined ? undefined : await reachable(store, onlyOf).catch(() => new Set([onlyOf]));
+    const deleted: Digest[] = [];
+    let freedBytes = 0;
+    let kept = 0;
+    for await (const { digest, sizeBytes, modifiedMs } of store.listBlobs()) {
+      if (live.has(digest) || candidates?.has(digest) === false) continue;
+      if (Math.round(modifiedMs) >= cutoffMs) {
+        kept++;
+        continue;
+      }
+      if (!dryRun) await store.deleteBlob(digest);
+      deleted.push(digest);
+      freedBytes += sizeBytes;
+    }
+    return { deleted: deleted.sort(), freedBytes, kept };
+  } finally {
+    await hold.release();
+  }
+}
+
+async function markLive(store: BlobStore, without: string | undefined): Promise<Set<Digest>> {
+  const live = new Set<Digest>();
+  for (const { name, manifest } of await store.listRefs()) {
+    if (name === without) continue;
+    try {
+      await reachable(store, manifest.digest, live);
+    } catch (error) {
+      throw fail('CATALOG_GC_UNSAFE', { name, digest: manifest.digest, why: messageOf(error) }, error);
+    }
+  }
+  return live;
+}
+
+/**
+ * Adds to `seen` the manifest `digest` and all it leads to. Reads any OCI manifest or index, also one that a newer
+ * version wrote: every descriptor counts, whatever its type.
+ */
+async function reachable(store: BlobStore, digest: Digest, seen = new Set<Digest>()): Promise<Set<Digest>> {
+  if (seen.has(digest)) return seen;
+  const manifest = await readJson(store, digest);
+  seen.add(digest);
+  const digestIn = (value: unknown): Digest[] => {
+    const found = (value as { digest?: unknown } | null | undefined)?.digest;
+    return isDigest(found) ? [found] : [];
+  };
+  const listed = (value: unknown): Digest[] => (Array.isArray(value) ? value.flatMap(digestIn) : []);
+  for (const blob of [...digestIn(manifest.config), ...listed(manifest.layers), ...listed(manifest.blobs)])
+    seen.add(blob);
+  const annotations = manifest.annotations as Record<string, unknown> | null | undefined;
+  const base = annotations?.[BASE];
+  // An image holds all its layers itself: a base that is gone, or was never here, takes nothing from it.
+  const others = [...listed(manifest.manifests), ...digestIn(manifest.subject), ...(isDigest(base) ? [base] : [])];
+  for (const other of others) {
+    await reachable(store, other, seen).catch((error) => {
+      if (!isDsecError(error, 'STORE_BLOB_MISSING')) throw error;
+    });
+  }
+  return seen;
+}
+
+async function readJson(store: BlobStore, digest: Digest): Promise<Record<string, unknown>> {
+  const sizeBytes = (await store.stat(digest))?.sizeBytes ?? 0;
+  if (sizeBytes > MAX_MANIFEST_BYTES) throw new Error(`${sizeBytes} bytes are too many for a manifest`);
+  const value: unknown = JSON.parse((await store.readVerified(digest)).toString('utf8'));
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw new Error('it is not a JSON object');
+  return value as Record<string, unknown>;
+}

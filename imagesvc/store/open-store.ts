@@ -1,0 +1,45 @@
+/** From what the user wrote to a store. Opening makes nothing: a store that does not exist yet is an empty one. */
+import { homedir } from 'node:os';
+import { isAbsolute, join, resolve } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { messageOf } from '#base';
+import { fail } from '../errors.ts';
+import type { BlobStore } from './blob-store.ts';
+import { FolderStore } from './folder-store.ts';
+
+/** `$DSEC_STORE`; else /var/lib/dsec/store for root; else the user's data folder. */
+export function defaultStoreUrl(env: NodeJS.ProcessEnv = process.env, uid = process.getuid?.()): string {
+  if (env.DSEC_STORE) return env.DSEC_STORE;
+  if (uid === 0) return 'file:///var/lib/dsec/store';
+  // XDG base directories: a relative path there is to be ignored.
+  const data = env.XDG_DATA_HOME && isAbsolute(env.XDG_DATA_HOME) ? env.XDG_DATA_HOME : join(homedir(), '.local/share');
+  return join(data, 'dsec/store');
+}
+
+/** @throws STORE_SCHEME, STORE_VERSION, STORE_FOREIGN, STORE_NOT_FOLDER, STORE_ACCESS */
+export async function openStore(url: string): Promise<BlobStore> {
+  const store = new FolderStore(folderOf(url));
+  await store.open();
+  return store;
+}
+
+function folderOf(url: string): string {
+  const path = pathIn(url);
+  if (path === '' || path.includes('\0')) throw fail('STORE_SCHEME', { url, why: 'this is no path' });
+  return resolve(path);
+}
+
+function pathIn(url: string): string {
+  const scheme = /^([a-z][a-z0-9+.-]*):\/\//i.exec(url)?.[1]?.toLowerCase();
+  if (scheme === undefined && !url.startsWith('file:')) return url;
+  const folders = 'folders are (a local disk, 3FS, any POSIX mount)';
+  if (scheme === 's3') throw fail('STORE_SCHEME', { url, why: `S3 is not a store of this version yet; ${folders}` });
+  if (scheme !== undefined && scheme !== 'file') {
+    throw fail('STORE_SCHEME', { url, why: `nothing is stored at "${scheme}://"; ${folders}` });
+  }
+  try {
+    return fileURLToPath(url);
+  } catch (error) {
+    throw fail('STORE_SCHEME', { url, why: messageOf(error) }, error);
+  }
+}

@@ -1,0 +1,76 @@
+/**
+ * What runs a sandbox: a container now; FnCall, microVM and VM later, behind the same five operations. A backend knows
+ * processes and isolation; it knows nothing of images, stores, layers or records.
+ *
+ * - `launch` creates and starts in one step, which is what every backend does cheapest. It resolves when the sandbox's
+ *   first process runs. When it rejects, `remove` has still to be called: something may be half there.
+ * - `wait` may be called any number of times and never loses an exit.
+ * - `kill` of something that has ended is no error.
+ * - `remove` ends what runs and takes away all that the backend made for an id, from any state, by whichever process
+ *   launched it, also twice. It is what a later process calls after the one that launched was killed.
+ */
+import type { Readable, Writable } from 'node:stream';
+
+export interface BackendCapabilities {
+  /** Whether an exit by signal can be told from an exit with 128 + n. */
+  readonly exactSignals: boolean;
+  readonly terminal: boolean;
+  readonly hostNetwork: boolean;
+}
+
+export interface ProcessSpec {
+  readonly args: readonly string[];
+  /** `NAME=VALUE`, each name once. */
+  readonly env: readonly string[];
+  /** Absolute, inside the root, exists. */
+  readonly cwd: string;
+  readonly uid: number;
+  readonly gid: number;
+  readonly additionalGids: readonly number[];
+  /** The standard streams are a terminal of the sandbox's own. */
+  readonly terminal: boolean;
+}
+
+export interface LaunchSpec {
+  /** Unique on this machine, [a-z0-9._-]. */
+  readonly id: string;
+  /** A folder of this sandbox's own for the backend's files. */
+  readonly folder: string;
+  /** The mounted, writable root. */
+  readonly root: string;
+  readonly hostname: string;
+  readonly network: 'none' | 'host';
+  /** Files of this machine to show inside, read-only; the targets exist. */
+  readonly binds: readonly { readonly source: string; readonly target: string }[];
+  readonly process: ProcessSpec;
+  /** `inherit`: those of this process. `pipe`: streams of the running sandbox. */
+  readonly stdio: 'inherit' | 'pipe';
+}
+
+/** How the first process ended, as far as the backend knows it: `signal` only with `exactSignals`. */
+export interface Exit {
+  /** 128 + n after signal n. */
+  readonly code: number;
+  readonly signal?: NodeJS.Signals;
+}
+
+export interface RunningSandbox {
+  /** With stdio `pipe`. */
+  readonly stdin: Writable | null;
+  readonly stdout: Readable | null;
+  readonly stderr: Readable | null;
+  /**
+   * Resolves when the first process has ended and, with `pipe`, all its output was read.
+   * @throws RUNTIME_START_FAILED and its kin when it never ran
+   */
+  wait(): Promise<Exit>;
+  /** To the first process. */
+  kill(signal: NodeJS.Signals): void;
+}
+
+export interface Backend {
+  readonly name: string;
+  readonly capabilities: BackendCapabilities;
+  launch(spec: LaunchSpec): Promise<RunningSandbox>;
+  remove(id: string): Promise<void>;
+}

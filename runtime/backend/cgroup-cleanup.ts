@@ -1,0 +1,63 @@
+/**
+ * What is left of a sandbox in the cgroup hierarchies, v1 or v2, and how it is ended there: the group is what every
+ * process of the sandbox is in, whatever it did to hide.
+ */
+import { existsSync, readdirSync, readFileSync, rmdirSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
+import { bytesOf, systemCode } from '#base';
+import { readMountInfo } from '#linux';
+import { CGROUP_PARENT } from './oci-spec.ts';
+
+/** Folders of the sandbox's groups that exist, one a hierarchy. */
+export function cgroupsOf(id: string): string[] {
+  return readMountInfo()
+    .filter((row) => row.type === 'cgroup' || row.type === 'cgroup2')
+    .map((row) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}/${id}`)
+    .filter((path) => existsSync(path));
+}
+
+/** Kills all that is in the groups and removes them. Gives up after some seconds: a process in an endless kernel wait cannot be ended. */
+export async function endCgroups(id: string): Promise<void> {
+  const deadline = Date.now() + 10_000;
+  for (let pauseMs = 1; ; pauseMs = Math.min(pauseMs * 2, 50)) {
+    const groups = cgroupsOf(id);
+    if (groups.length === 0) return;
+    for (const group of groups) {
+      for (const pid of membersOf(group)) kill(pid);
+      removeTree(group);
+    }
+    if (Date.now() > deadline) return;
+    await delay(pauseMs);
+  }
+}
+
+function membersOf(group: string): number[] {
+  try {
+    return readFileSync(`${group}/cgroup.procs`, 'latin1')
+      .split('\n')
+      .filter((line) => /^[1-9]\d*$/.test(line))
+      .map(Number);
+  } catch {
+    return [];
+  }
+}
+
+function kill(pid: number): void {
+  try {
+    process.kill(pid, 'SIGKILL');
+  } catch (error) {
+    if (systemCode(error) !== 'ESRCH') throw error;
+  }
+}
+
+/** A busy group stays for the next round. */
+function removeTree(group: string): void {
+  try {
+    for (const child of readdirSync(group, { withFileTypes: true })) {
+      if (child.isDirectory()) removeTree(`${group}/${child.name}`);
+    }
+    rmdirSync(group);
+  } catch {
+    // Gone, or still busy.
+  }
+}

@@ -1,0 +1,256 @@
+/**
+ * Sandboxes by an OCI runtime: crun, else runc. `run` in the foreground is one process that creates, starts, waits and
+ * deletes, three times as fast as the four commands; its standard streams are the sandbox's, and with a terminal it
+ * copies between ours and the sandbox's own.
+ *
+ * The runtime's process dies with ours (parent-death signal); the sandbox itself does not, and is ended by `remove`, which
+ * needs nothing but the id: the runtime's state folder first, then whatever is still in the sandbox's cgroups.
+ */
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { existsSync, mkdirSync, readFileSync, rmSync, statfsSync, statSync, watch, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { messageOf } from '#base';
+import { isAlive, type ProcessIdentity, processIdentity } from '#linux';
+import { fail } from '../errors.ts';
+import type { Backend, BackendCapabilities, Exit, LaunchSpec, RunningSandbox } from './backend.ts';
+import { cgroupsOf, endCgroups } from './cgroup-cleanup.ts';
+import { ociSpec } from './oci-spec.ts';
+import { makeStdioPipes, type StdioPipes } from './stdio-pipes.ts';
+
+const execFileAsync = promisify(execFile);
+
+export type OciRuntimeName = 'crun' | 'runc';
+
+/** sbin is not in everybody's PATH, and Debian's runc is there. */
+const SYSTEM_FOLDERS = ['/usr/local/bin', '/usr/local/sbin', '/usr/bin', '/usr/sbin', '/bin', '/sbin'];
+
+export interface OciRuntimeChoice {
+  readonly name: OciRuntimeName;
+  readonly path: string;
+}
+
+/** crun, else runc; `only` (or DSEC_OCI_RUNTIME) asks for one. @throws RUNTIME_NO_OCI_RUNTIME */
+export function findOciRuntime(only = process.env.DSEC_OCI_RUNTIME): OciRuntimeChoice {
+  const folders = [...(process.env.PATH ?? '').split(':').filter((folder) => folder.startsWith('/')), ...SYSTEM_FOLDERS];
+  for (const name of ['crun', 'runc'] as const) {
+    if (only !== undefined && only !== '' && only !== name) continue;
+    const path = folders.map((folder) => join(folder, name)).find(isExecutable);
+    if (path !== undefined) return { name, path };
+  }
+  throw fail('RUNTIME_NO_OCI_RUNTIME');
+}
+
+function isExecutable(path: string): boolean {
+  const stat = statSync(path, { throwIfNoEntry: false });
+  return stat?.isFile() === true && (stat.mode & 0o111) !== 0;
+}
+
+const TMPFS_MAGIC = 0x01021994;
+const CGROUP2_MAGIC = 0x63677270;
+
+/**
+ * Whether cgroups are hybrid: v1 controllers, with a v2 tree beside them at `unified`. crun refuses that. Where the v2
+ * tree carries no controllers, it works in a mount namespace of its own in which that tree is hidden.
+ */
+export function cgroupsAreHybrid(root = '/sys/fs/cgroup'): boolean {
+  try {
+    return statfsSync(root).type === TMPFS_MAGIC && statfsSync(join(root, 'unified')).type === CGROUP2_MAGIC;
+  } catch {
+    return false;
+  }
+}
+
+const HIDE_UNIFIED = 'mount -t tmpfs -o size=4k,mode=755 none /sys/fs/cgroup/unified && exec "$@"';
+
+export function openOciBackend(runDir: string, choice: OciRuntimeChoice = findOciRuntime()): Backend {
+  return new OciBackend(join(runDir, choice.name), choice);
+}
+
+class OciBackend implements Backend {
+  readonly name: string;
+  readonly capabilities: BackendCapabilities = { exactSignals: false, terminal: true, hostNetwork: true };
+  private readonly stateRoot: string;
+  private readonly command: readonly string[];
+
+  constructor(stateRoot: string, choice: OciRuntimeChoice) {
+    this.name = choice.name;
+    this.stateRoot = stateRoot;
+    const hide =
+      choice.name === 'crun' && cgroupsAreHybrid()
+        ? ['unshare', '--mount', '--propagation', 'slave', 'sh', '-c', HIDE_UNIFIED, 'sh']
+        : [];
+    const manager = choice.name === 'crun' ? ['--cgroup-manager=cgroupfs'] : [];
+    this.command = [...hide, choice.path, '--root', stateRoot, ...manager];
+  }
+
+  async launch(spec: LaunchSpec): Promise<RunningSandbox> {
+    mkdirSync(this.stateRoot, { recursive: true, mode: 0o700 });
+    const log = join(spec.folder, 'runtime.log');
+    const pidFile = join(spec.folder, 'pid');
+    for (const path of [log, pidFile]) rmSync(path, { force: true });
+    writeFileSync(join(spec.folder, 'config.json'), JSON.stringify(ociSpec(spec)), { mode: 0o600 });
+    const pipes = spec.stdio === 'pipe' ? makeStdioPipes(spec.folder) : undefined;
+    const [program, ...args] = [
+      ...['setpriv', '--pdeathsig', 'KILL'],
+      ...this.command,
+      ...['--log', log, '--log-format', 'json', 'run', '--bundle', spec.folder, '--pid-file', pidFile, spec.id],
+    ];
+    const started = pidFileWritten(spec.folder, pidFile);
+    // A session of its own, so that Ctrl-C at our terminal reaches the sandbox once, through us. With a terminal the
+    // runtime has to be in the foreground, and turns Ctrl-C into a byte.
+    const child = spawn(program!, args, {
+      cwd: '/',
+      stdio: pipes === undefined ? 'inherit' : [...pipes.childFds],
+      detached: !spec.process.terminal,
+    });
+    pipes?.closeChildEnds();
+    const exited = exitOf(child, program!);
+    exited.catch(() => {});
+    const running = new OciSandbox(this.name, child, exited, pipes, log, pidFile);
+    const first = await Promise.race([started.promise.then(() => 'started' as const), exited.then(() => 'exited' as const)]);
+    started.stop();
+    // Gone without a pid: it never ran, or was too quick for the watcher.
+    if (first === 'exited' && !existsSync(pidFile)) {
+      for (const stream of pipes === undefined ? [] : [pipes.stdin, pipes.stdout, pipes.stderr]) stream.destroy();
+      throw fail('RUNTIME_START_FAILED', { runtime: this.name, reason: lastError(log) ?? 'it gave no reason' });
+    }
+    running.noteStarted();
+    return running;
+  }
+
+  async remove(id: string): Promise<void> {
+    const state = join(this.stateRoot, id);
+    if (existsSync(state)) {
+      const [program, ...args] = [...this.command, 'delete', '--force', id];
+      // Half-made state may be beyond the runtime's own means; what follows is not.
+      await execFileAsync(program!, args, { cwd: '/' }).catch(() => {});
+    }
+    if (cgroupsOf(id).length > 0) await endCgroups(id);
+    rmSync(state, { recursive: true, force: true });
+  }
+}
+
+class OciSandbox implements RunningSandbox {
+  readonly stdin;
+  readonly stdout;
+  readonly stderr;
+  private readonly runtime: string;
+  private readonly child: ChildProcess;
+  private readonly log: string;
+  private readonly pidFile: string;
+  private readonly ended: Promise<Exit>;
+  private identity: ProcessIdentity | undefined;
+
+  constructor(
+    runtime: string,
+    child: ChildProcess,
+    exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>,
+    pipes: StdioPipes | undefined,
+    log: string,
+    pidFile: string,
+  ) {
+    this.runtime = runtime;
+    this.child = child;
+    this.log = log;
+    this.pidFile = pidFile;
+    this.stdin = pipes?.stdin ?? null;
+    this.stdout = pipes?.stdout ?? null;
+    this.stderr = pipes?.stderr ?? null;
+    // Whoever writes to a command that has ended learns it from `wait`.
+    pipes?.stdin.on('error', () => {});
+    const drained = pipes === undefined ? [] : [closed(pipes.stdout), closed(pipes.stderr)];
+    this.ended = exited.then(async ({ code, signal }) => {
+      pipes?.stdin.destroy();
+      await Promise.all(drained);
+      return this.exit(code, signal);
+    });
+    this.ended.catch(() => {});
+  }
+
+  noteStarted(): void {
+    const pid = Number(readFileSync(this.pidFile, 'latin1').trim());
+    this.identity = Number.isSafeInteger(pid) && pid > 1 ? processIdentity(pid) : undefined;
+  }
+
+  wait(): Promise<Exit> {
+    return this.ended;
+  }
+
+  kill(signal: NodeJS.Signals): void {
+    // Straight to the first process: what a runtime does with the signals it gets differs.
+    if (this.identity === undefined || !isAlive(this.identity)) return;
+    try {
+      process.kill(this.identity.pid, signal);
+    } catch {
+      // Ended in between.
+    }
+  }
+
+  private exit(code: number | null, signal: NodeJS.Signals | null): Exit {
+    if (code === null) {
+      throw fail('RUNTIME_START_FAILED', { runtime: this.runtime, reason: `it was ended by ${signal}; the exit status is lost` });
+    }
+    const reason = code === 0 ? undefined : lastError(this.log);
+    // After the pid was written only exec can still fail; a complaint while cleaning up says nothing about the command.
+    if (reason !== undefined && /exec|executable|format error|chdir|not found|permission denied/i.test(reason)) {
+      if (/no such file|not found/i.test(reason)) {
+        throw fail('RUNTIME_COMMAND_NOT_FOUND', { command: 'the command', reason });
+      }
+      if (/permission denied|format error/i.test(reason)) {
+        throw fail('RUNTIME_COMMAND_NOT_EXECUTABLE', { command: 'the command', path: 'PATH', reason });
+      }
+      throw fail('RUNTIME_START_FAILED', { runtime: this.runtime, reason });
+    }
+    return { code };
+  }
+}
+
+function exitOf(child: ChildProcess, program: string): Promise<{ code: number | null; signal: NodeJS.Signals | null }> {
+  return new Promise((resolve, reject) => {
+    child.once('error', (error) => {
+      reject(fail('RUNTIME_START_FAILED', { runtime: program, reason: messageOf(error) }, error));
+    });
+    child.once('exit', (code, signal) => resolve({ code, signal }));
+  });
+}
+
+function closed(stream: StdioPipes['stdout']): Promise<void> {
+  return new Promise((resolve) => {
+    stream.once('close', () => resolve());
+    stream.once('error', () => resolve());
+  });
+}
+
+function pidFileWritten(folder: string, pidFile: string): { promise: Promise<void>; stop(): void } {
+  let stop = () => {};
+  const promise = new Promise<void>((resolve) => {
+    const check = () => {
+      if ((statSync(pidFile, { throwIfNoEntry: false })?.size ?? 0) > 0) resolve();
+    };
+    const watcher = watch(folder, { persistent: false }, check);
+    // inotify instances are limited; a sandbox without one only learns later that it has started.
+    watcher.on('error', () => {});
+    const timer = setInterval(check, 50);
+    stop = () => {
+      watcher.close();
+      clearInterval(timer);
+    };
+  });
+  return { promise, stop: () => stop() };
+}
+
+/** Message of the last error in the runtime's log (JSON lines). */
+function lastError(log: string): string | undefined {
+  if (!existsSync(log)) return undefined;
+  let found: string | undefined;
+  for (const line of readFileSync(log, 'utf8').split('\n')) {
+    try {
+      const { level, msg } = JSON.parse(line) as { level?: unknown; msg?: unknown };
+      if ((level === 'error' || level === 'fatal') && typeof msg === 'string') found = msg;
+    } catch {
+      // Not a whole line.
+    }
+  }
+  return found;
+}

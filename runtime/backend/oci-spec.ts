@@ -1,0 +1,128 @@
+/**
+ * config.json of an OCI runtime (runtime-spec 1.0) for one sandbox: what it is isolated by. Container engines agree on
+ * nearly all of this; the values are theirs: the usual fourteen capabilities, masked and read-only parts of /proc and
+ * /sys, a private /dev.
+ *
+ * No user namespace and no resource limits yet. The sandbox's cgroup is not shown inside.
+ */
+import { readFileSync } from 'node:fs';
+import type { LaunchSpec } from './backend.ts';
+import { defaultSeccompProfile } from './seccomp-profile.ts';
+
+/** Below every cgroup hierarchy's root; one group a sandbox. */
+export const CGROUP_PARENT = 'dsec';
+
+const CAPABILITIES = [
+  'CAP_AUDIT_WRITE',
+  'CAP_CHOWN',
+  'CAP_DAC_OVERRIDE',
+  'CAP_FOWNER',
+  'CAP_FSETID',
+  'CAP_KILL',
+  'CAP_MKNOD',
+  'CAP_NET_BIND_SERVICE',
+  'CAP_NET_RAW',
+  'CAP_SETFCAP',
+  'CAP_SETGID',
+  'CAP_SETPCAP',
+  'CAP_SETUID',
+  'CAP_SYS_CHROOT',
+];
+
+/** Memory of the host (kpage*: reading them can take minutes), its logs, keys, hardware and timers. */
+const MASKED_PATHS = [
+  '/proc/acpi',
+  '/proc/asound',
+  '/proc/interrupts',
+  '/proc/kcore',
+  '/proc/keys',
+  '/proc/kmsg',
+  '/proc/kpagecgroup',
+  '/proc/kpagecount',
+  '/proc/kpageflags',
+  '/proc/latency_stats',
+  '/proc/sched_debug',
+  '/proc/scsi',
+  '/proc/timer_list',
+  '/proc/timer_stats',
+  '/sys/devices/virtual/powercap',
+  '/sys/firmware',
+  '/sys/fs/selinux',
+  '/sys/kernel/debug',
+  '/sys/kernel/tracing',
+];
+
+const READ_ONLY_PATHS = ['/proc/bus', '/proc/fs', '/proc/irq', '/proc/sys', '/proc/sysrq-trigger'];
+
+const mount = (destination: string, type: string, source: string, ...options: string[]) => ({
+  destination,
+  type,
+  source,
+  options,
+});
+
+const MOUNTS = [
+  mount('/proc', 'proc', 'proc', 'nosuid', 'noexec', 'nodev'),
+  mount('/dev', 'tmpfs', 'tmpfs', 'nosuid', 'noexec', 'strictatime', 'mode=755', 'size=65536k'),
+  mount('/dev/pts', 'devpts', 'devpts', 'nosuid', 'noexec', 'newinstance', 'ptmxmode=0666', 'mode=0620', 'gid=5'),
+  mount('/dev/shm', 'tmpfs', 'shm', 'nosuid', 'noexec', 'nodev', 'mode=1777', 'size=65536k'),
+  mount('/dev/mqueue', 'mqueue', 'mqueue', 'nosuid', 'noexec', 'nodev'),
+  mount('/sys', 'sysfs', 'sysfs', 'nosuid', 'noexec', 'nodev', 'ro'),
+];
+
+/** Folders of the root that the mounts need. */
+export const MOUNT_POINTS = ['/proc', '/dev', '/sys'];
+
+export function ociSpec(spec: LaunchSpec): Record<string, unknown> {
+  const { process } = spec;
+  // A user other than root gets capabilities only by a file's, within the bounding set; and no_new_privs forbids that too.
+  const held = process.uid === 0 ? CAPABILITIES : [];
+  return {
+    ociVersion: '1.0.2',
+    root: { path: spec.root, readonly: false },
+    hostname: spec.hostname,
+    process: {
+      terminal: process.terminal,
+      user: { uid: process.uid, gid: process.gid, additionalGids: process.additionalGids },
+      args: process.args,
+      env: process.env,
+      cwd: process.cwd,
+      capabilities: { bounding: CAPABILITIES, effective: held, permitted: held, inheritable: [], ambient: [] },
+      rlimits: rlimits(),
+      noNewPrivileges: true,
+    },
+    mounts: [
+      ...MOUNTS,
+      ...spec.binds.map(({ source, target }) => mount(target, 'bind', source, 'rbind', 'ro', 'nosuid', 'nodev', 'noexec')),
+    ],
+    linux: {
+      namespaces: ['pid', 'mount', 'ipc', 'uts', ...(spec.network === 'none' ? ['network'] : [])].map((type) => ({ type })),
+      cgroupsPath: `/${CGROUP_PARENT}/${spec.id}`,
+      resources: { devices: [{ allow: false, access: 'rwm' }] },
+      seccomp: defaultSeccompProfile(),
+      maskedPaths: MASKED_PATHS,
+      readonlyPaths: READ_ONLY_PATHS,
+    },
+  };
+}
+
+/** A soft limit that old programs (which loop over all descriptors) can bear; no core files in the upper unless asked for. */
+const OPEN_FILES = { soft: 65_536, hard: 1_048_576 };
+
+function rlimits(): { type: string; soft: number; hard: number }[] {
+  const hardFiles = Math.min(OPEN_FILES.hard, hardLimit('Max open files'));
+  const limits = [{ type: 'RLIMIT_NOFILE', soft: Math.min(OPEN_FILES.soft, hardFiles), hard: hardFiles }];
+  const hardCore = hardLimit('Max core file size');
+  // "unlimited" cannot be written exactly as a JSON number of JavaScript; then the limit is inherited.
+  if (Number.isSafeInteger(hardCore)) limits.push({ type: 'RLIMIT_CORE', soft: 0, hard: hardCore });
+  return limits;
+}
+
+/** Infinity for "unlimited". Raising a hard limit may not be ours to do. */
+function hardLimit(name: string): number {
+  const line = readFileSync('/proc/self/limits', 'latin1')
+    .split('\n')
+    .find((candidate) => candidate.startsWith(name));
+  const fields = (line ?? '').slice(name.length).trim().split(/\s+/);
+  return /^\d+$/.test(fields[1] ?? '') ? Number(fields[1]) : Number.POSITIVE_INFINITY;
+}

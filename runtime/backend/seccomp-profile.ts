@@ -1,0 +1,130 @@
+/**
+ * The default system call filter: what programs use is allowed; what administers the machine (mounts, modules, keys,
+ * clocks, other processes' memory, namespaces, BPF, io_uring) is refused with EPERM even where a capability would allow it.
+ *
+ * Whatever is in neither list, newer system calls above all, answers ENOSYS, so that libraries fall back to the older
+ * call. clone3 is among those: its flags lie in memory, where a filter cannot see CLONE_NEWUSER.
+ */
+
+interface SeccompRule {
+  readonly names: readonly string[];
+  readonly action: 'SCMP_ACT_ALLOW' | 'SCMP_ACT_ERRNO';
+  readonly errnoRet?: number;
+  readonly args?: readonly { index: number; value: number; valueTwo?: number; op: string }[];
+}
+
+export interface SeccompProfile {
+  readonly defaultAction: 'SCMP_ACT_ERRNO';
+  readonly defaultErrnoRet: number;
+  readonly architectures: readonly string[];
+  readonly syscalls: readonly SeccompRule[];
+}
+
+const words = (text: string): string[] => text.trim().split(/\s+/);
+
+const FILES = words(`
+  access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
+  fadvise64_64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchown32 fchownat fcntl fcntl64 fdatasync fgetxattr
+  flistxattr flock fremovexattr fsetxattr fstat fstat64 fstatat64 fstatfs fstatfs64 fsync ftruncate ftruncate64 futimesat
+  getcwd getdents getdents64 getxattr inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl lchown lchown32
+  lgetxattr link linkat listxattr llistxattr lremovexattr lseek _llseek lsetxattr lstat lstat64 mkdir mkdirat mknod
+  mknodat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink
+  readlinkat readv removexattr rename renameat renameat2 rmdir sendfile sendfile64 setxattr splice stat stat64 statfs
+  statfs64 statx symlink symlinkat sync sync_file_range syncfs tee truncate truncate64 umask unlink unlinkat utime
+  utimensat utimensat_time64 utimes vmsplice write writev chroot getxattrat setxattrat listxattrat removexattrat cachestat
+`);
+const MEMORY = words(`
+  brk madvise membarrier memfd_create memfd_secret mincore mlock mlock2 mlockall mmap mmap2 mprotect mremap msync munlock
+  munlockall munmap pkey_alloc pkey_free pkey_mprotect process_mrelease remap_file_pages shmat shmctl shmdt shmget
+  get_mempolicy set_mempolicy mbind map_shadow_stack mseal
+`);
+const PROCESSES = words(`
+  alarm arch_prctl capget capset execve execveat exit exit_group fork futex futex_time64 futex_waitv futex_wake
+  futex_wait futex_requeue get_robust_list get_thread_area getcpu getegid getegid32 geteuid geteuid32 getgid getgid32
+  getgroups getgroups32 getitimer getpgid getpgrp getpid getppid getpriority getresgid getresgid32 getresuid getresuid32
+  getrlimit getrusage getsid gettid getuid getuid32 ioprio_get ioprio_set kill landlock_add_rule
+  landlock_create_ruleset landlock_restrict_self pause pidfd_open pidfd_send_signal prctl prlimit64 restart_syscall rseq
+  rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
+  rt_sigtimedwait_time64 rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr
+  sched_getparam sched_getscheduler sched_rr_get_interval sched_rr_get_interval_time64 sched_setaffinity sched_setattr
+  sched_setparam sched_setscheduler sched_yield seccomp set_robust_list set_thread_area set_tid_address setfsgid
+  setfsgid32 setfsuid setfsuid32 setgid setgid32 setgroups setgroups32 setitimer setpgid setpriority setregid setregid32
+  setresgid setresgid32 setresuid setresuid32 setreuid setreuid32 setrlimit setsid setuid setuid32 sigaltstack signal
+  signalfd signalfd4 sigaction sigpending sigprocmask sigreturn sigsuspend sysinfo tgkill times tkill ugetrlimit uname
+  vfork wait4 waitid waitpid modify_ldt ptrace
+`);
+const TIME_AND_WAITING = words(`
+  adjtimex clock_adjtime clock_getres clock_getres_time64 clock_gettime clock_gettime64 clock_nanosleep
+  clock_nanosleep_time64 epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait
+  epoll_wait_old eventfd eventfd2 getrandom gettimeofday io_cancel io_destroy io_getevents io_pgetevents
+  io_pgetevents_time64 io_setup io_submit nanosleep _newselect poll ppoll ppoll_time64 pselect6 pselect6_time64 select
+  time timer_create timer_delete timer_getoverrun timer_gettime timer_gettime64 timer_settime timer_settime64
+  timerfd_create timerfd_gettime timerfd_gettime64 timerfd_settime timerfd_settime64
+`);
+const COMMUNICATION = words(`
+  accept accept4 bind connect getpeername getsockname getsockopt ipc listen mq_getsetattr mq_notify mq_open
+  mq_timedreceive mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 mq_unlink msgctl msgget msgrcv msgsnd pipe
+  pipe2 recv recvfrom recvmmsg recvmmsg_time64 recvmsg semctl semget semop semtimedop semtimedop_time64 send sendmmsg
+  sendmsg sendto setsockopt shutdown socketcall socketpair
+`);
+
+/** Refused as "not permitted" rather than "not there": programs that ask for them expect that answer in a container. */
+const REFUSED = words(`
+  acct add_key bpf clock_settime clock_settime64 create_module delete_module fanotify_init fanotify_mark finit_module
+  fsconfig fsmount fsopen fspick get_kernel_syms init_module io_uring_enter io_uring_register io_uring_setup ioperm iopl
+  kcmp kexec_file_load kexec_load keyctl lookup_dcookie migrate_pages mount mount_setattr move_mount move_pages
+  name_to_handle_at nfsservctl open_by_handle_at open_tree perf_event_open pidfd_getfd pivot_root process_madvise
+  process_vm_readv process_vm_writev query_module quotactl quotactl_fd reboot request_key set_mempolicy_home_node setns
+  settimeofday setdomainname sethostname stime swapoff swapon _sysctl sysfs syslog umount umount2 unshare uselib
+  userfaultfd ustat vhangup vm86 vm86old statmount listmount
+`);
+
+/** NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. */
+const NAMESPACE_FLAGS = 0x7e020080;
+const AF_ALG = 38;
+const AF_VSOCK = 40;
+const EPERM = 1;
+const EAFNOSUPPORT = 97;
+const ENOSYS = 38;
+
+/** Linux's own personality, 32-bit addresses, and "tell me". */
+const PERSONALITIES = [0x0, 0x8, 0x20000, 0x20008, 0xffffffff];
+
+const ARCHITECTURES: Readonly<Record<string, readonly string[]>> = {
+  x64: ['SCMP_ARCH_X86_64', 'SCMP_ARCH_X86', 'SCMP_ARCH_X32'],
+  arm64: ['SCMP_ARCH_AARCH64', 'SCMP_ARCH_ARM'],
+};
+
+export function defaultSeccompProfile(arch: string = process.arch): SeccompProfile {
+  const compare = (index: number, op: string, value: number, valueTwo?: number) => [{ index, op, value, valueTwo }];
+  return {
+    defaultAction: 'SCMP_ACT_ERRNO',
+    defaultErrnoRet: ENOSYS,
+    architectures: ARCHITECTURES[arch] ?? [],
+    syscalls: [
+      { names: [...FILES, ...MEMORY, ...PROCESSES, ...TIME_AND_WAITING, ...COMMUNICATION], action: 'SCMP_ACT_ALLOW' },
+      // AF_ALG and AF_VSOCK: kernel interfaces with a history of holes, and a way to the hypervisor's host.
+      { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_LT', AF_ALG) },
+      { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_EQ', AF_ALG + 1) },
+      { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_GT', AF_VSOCK) },
+      ...[AF_ALG, AF_VSOCK].map(
+        (family): SeccompRule => ({
+          names: ['socket'],
+          action: 'SCMP_ACT_ERRNO',
+          errnoRet: EAFNOSUPPORT,
+          args: compare(0, 'SCMP_CMP_EQ', family),
+        }),
+      ),
+      // A thread or process without namespaces of its own.
+      { names: ['clone'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_MASKED_EQ', NAMESPACE_FLAGS, 0) },
+      ...PERSONALITIES.map(
+        (value): SeccompRule => ({
+          names: ['personality'],
+          action: 'SCMP_ACT_ALLOW',
+          args: compare(0, 'SCMP_CMP_EQ', value),
+        }),
+      ),
+      { names: REFUSED, action: 'SCMP_ACT_ERRNO', errnoRet: EPERM },
+    ],
+  };
+}

@@ -1,0 +1,94 @@
+/** What a sandbox is, as its record on disk tells: enough to end it after a crash, and to pack it later. */
+import { randomBytes } from 'node:crypto';
+import { closeSync, fsyncSync, openSync, readFileSync, renameSync, writeSync } from 'node:fs';
+import { type Digest, isDigest, messageOf, systemCode } from '#base';
+import type { Image } from '#imagesvc';
+import type { ProcessIdentity } from '#linux';
+import { fail } from '../errors.ts';
+
+export interface ImageReference {
+  readonly name: string;
+  /** Of the manifest: the name may come to mean another image. */
+  readonly digest: Digest;
+}
+
+export interface SandboxRecord {
+  readonly version: 1;
+  readonly name: string;
+  /** What the backend knows it by: another one for each run. */
+  readonly id: string;
+  /** `running`: it is, or the process that ran it was killed. `kept`: it has ended and its upper stays. */
+  readonly state: 'running' | 'kept';
+  readonly keep: boolean;
+  readonly createdAt: string;
+  readonly backend: string;
+  /** URL of the store that has the images. */
+  readonly store: string;
+  readonly base: ImageReference;
+  readonly workspace?: ImageReference;
+  readonly toolkits: readonly ImageReference[];
+  readonly owner: ProcessIdentity;
+  /** Paths in the root that only mounts needed: taken out again if they are still empty. */
+  readonly mountPoints: readonly string[];
+  /** Of a kept one, where it is known. */
+  readonly exitCode?: number;
+}
+
+export function imageReference(image: Image): ImageReference {
+  return { name: image.name, digest: image.manifestDigest };
+}
+
+const NAME = /^[a-z0-9][a-z0-9_.-]{0,62}$/;
+
+/** @throws RUNTIME_SANDBOX_NAME */
+export function checkSandboxName(name: string): string {
+  if (!NAME.test(name)) throw fail('RUNTIME_SANDBOX_NAME', { name, problem: 'it cannot be a folder and a host name' });
+  return name;
+}
+
+export function randomSandboxName(): string {
+  return `sandbox-${randomBytes(4).toString('hex')}`;
+}
+
+/** `durable`: on disk before this returns, for a sandbox that somebody wants to keep. */
+export function writeRecord(path: string, record: SandboxRecord, durable: boolean): void {
+  const fresh = `${path}.tmp`;
+  const fd = openSync(fresh, 'w', 0o600);
+  try {
+    writeSync(fd, `${JSON.stringify(record, null, 1)}\n`);
+    if (durable) fsyncSync(fd);
+  } finally {
+    closeSync(fd);
+  }
+  renameSync(fresh, path);
+}
+
+/** Undefined when there is none. @throws RUNTIME_SANDBOX_RECORD */
+export function readRecord(path: string): SandboxRecord | undefined {
+  let text: string;
+  try {
+    text = readFileSync(path, 'utf8');
+  } catch (error) {
+    if (systemCode(error) === 'ENOENT') return undefined;
+    throw error;
+  }
+  let value: Partial<SandboxRecord> | null;
+  try {
+    value = JSON.parse(text) as Partial<SandboxRecord> | null;
+  } catch (error) {
+    throw fail('RUNTIME_SANDBOX_RECORD', { path, problem: messageOf(error) }, error);
+  }
+  const whole =
+    value?.version === 1 &&
+    typeof value.name === 'string' &&
+    NAME.test(value.name) &&
+    typeof value.id === 'string' &&
+    /^[a-z0-9._-]+$/.test(value.id) &&
+    (value.state === 'running' || value.state === 'kept') &&
+    typeof value.keep === 'boolean' &&
+    isDigest(value.base?.digest) &&
+    Array.isArray(value.toolkits) &&
+    Array.isArray(value.mountPoints);
+  if (!whole) throw fail('RUNTIME_SANDBOX_RECORD', { path, problem: 'a field is missing or of the wrong kind' });
+  return value as SandboxRecord;
+}

@@ -1,0 +1,141 @@
+/**
+ * The sandboxes of this node: listing, looking one up, removing, and putting right what killed processes have left.
+ *
+ * A sandbox is in use while its lock is held. A record that says `running` under a free lock tells of a process that was
+ * killed: what it ran is ended, its mount taken away, and its upper removed, unless it was to be kept.
+ */
+import { readdirSync } from 'node:fs';
+import { messageOf } from '#base';
+import { tryLock } from '#linux';
+import type { Backend } from '../backend/backend.ts';
+import { findOciRuntime, openOciBackend } from '../backend/oci-runtime.ts';
+import { fail } from '../errors.ts';
+import { dismantle, markKept, releaseAndForget, removeFolder } from './end-sandbox.ts';
+import { checkSandboxName, readRecord, type SandboxRecord } from './sandbox-record.ts';
+import { type RuntimeFolders, runtimeFolders, type SandboxFolders, sandboxesFolder, sandboxFolders } from './state-folders.ts';
+
+export interface KeptSandbox extends SandboxRecord {
+  /** All that it changed. */
+  readonly upper: string;
+}
+
+export interface SandboxReclaim {
+  /** Names of sandboxes whose process had been killed: ended and removed. */
+  readonly removed: readonly string[];
+  /** The same, but they were to be kept. */
+  readonly kept: readonly string[];
+  /** `name: why`: left alone, or not wholly put right. */
+  readonly problems: readonly string[];
+}
+
+/** The backend that a record names; crun and runc keep their state apart. */
+export type BackendFor = (name: string) => Backend;
+
+export function backendFor(folders: RuntimeFolders): BackendFor {
+  return (name) => openOciBackend(folders.runDir, findOciRuntime(name));
+}
+
+/** Puts right what killed processes have left. Every command that works with sandboxes does it first. */
+export async function reclaimSandboxes(given: Partial<RuntimeFolders> = {}): Promise<SandboxReclaim> {
+  const folders = runtimeFolders(given);
+  const removed: string[] = [];
+  const kept: string[] = [];
+  const problems: string[] = [];
+  for (const name of namesIn(folders)) {
+    const places = sandboxFolders(folders, name);
+    const lock = tryLock(places.lock);
+    if (lock === undefined) continue;
+    let gone = false;
+    try {
+      const record = readRecord(places.record);
+      if (record?.state === 'kept') continue;
+      if (record !== undefined) {
+        await dismantle(record, places, folders, backendFor(folders)(record.backend));
+        if (record.keep) {
+          markKept(record, places, undefined);
+          kept.push(name);
+          continue;
+        }
+        removed.push(name);
+      }
+      // Without a record nothing has happened yet, or all is undone but the folder.
+      await removeFolder(places);
+      gone = true;
+    } catch (error) {
+      problems.push(`${name}: ${messageOf(error)}`);
+    } finally {
+      if (gone) releaseAndForget(lock);
+      else lock.release();
+    }
+  }
+  return { removed, kept, problems };
+}
+
+/** Sorted by name; `running` are those in use or not yet put right. Damaged records are left out. */
+export function listSandboxes(given: Partial<RuntimeFolders> = {}): SandboxRecord[] {
+  const folders = runtimeFolders(given);
+  const records: SandboxRecord[] = [];
+  for (const name of namesIn(folders)) {
+    try {
+      const record = readRecord(sandboxFolders(folders, name).record);
+      if (record !== undefined) records.push(record);
+    } catch {
+      // Told by whoever asks for it by name.
+    }
+  }
+  return records;
+}
+
+/**
+ * Runs `work` with a kept sandbox, which nobody else runs, packs or removes meanwhile.
+ * @throws RUNTIME_SANDBOX_NOT_FOUND, RUNTIME_SANDBOX_BUSY, RUNTIME_SANDBOX_RECORD
+ */
+export async function withKeptSandbox<T>(
+  name: string,
+  work: (sandbox: KeptSandbox) => Promise<T>,
+  given: Partial<RuntimeFolders> = {},
+): Promise<T> {
+  const folders = runtimeFolders(given);
+  return locked(name, folders, async (record, places) => work({ ...record, upper: places.upper }));
+}
+
+/** Removes a kept sandbox with all that it changed. @throws as `withKeptSandbox` */
+export async function removeSandbox(name: string, given: Partial<RuntimeFolders> = {}): Promise<void> {
+  const folders = runtimeFolders(given);
+  await locked(name, folders, async (_record, places) => removeFolder(places), true);
+}
+
+async function locked<T>(
+  name: string,
+  folders: RuntimeFolders,
+  work: (record: SandboxRecord, places: SandboxFolders) => Promise<T>,
+  forget = false,
+): Promise<T> {
+  const places = sandboxFolders(folders, checkSandboxName(name));
+  if (!namesIn(folders).includes(name)) throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
+  const lock = tryLock(places.lock);
+  if (lock === undefined) throw fail('RUNTIME_SANDBOX_BUSY', { name });
+  let done = false;
+  try {
+    const record = readRecord(places.record);
+    if (record === undefined) throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
+    // Its process was killed, and nobody has put it right since.
+    if (record.state !== 'kept') throw fail('RUNTIME_SANDBOX_BUSY', { name });
+    const result = await work(record, places);
+    done = true;
+    return result;
+  } finally {
+    if (done && forget) releaseAndForget(lock);
+    else lock.release();
+  }
+}
+
+function namesIn(folders: RuntimeFolders): string[] {
+  try {
+    return readdirSync(sandboxesFolder(folders))
+      .filter((name) => !name.startsWith('.'))
+      .sort();
+  } catch {
+    return [];
+  }
+}
