@@ -27,6 +27,9 @@ import { startsGroup } from './tree/collapse-plan.ts';
 import { GroupView } from './tree/group-view.ts';
 import { OverlayTree } from './tree/overlay-merge.ts';
 
+/** Changes whenever the same input gives other bytes than before: results of older converters are not reused. */
+export const CONVERTER_VERSION = 1;
+
 export const DEFAULT_COLLAPSE_LIMIT_BYTES = 3 * 2 ** 30;
 /**
  * Ends of files up to this size go into the metadata image. Larger: the image that must be local grows; smaller: more

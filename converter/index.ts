@@ -33,3 +33,17 @@ export { type FetchedManifest, RegistryClient } from './source/registry-client.t
 export type { RegistryClientOptions } from './source/registry-session.ts';
 export * as codec from './erofs/codec.ts';
 export { tarHeader } from './layer/tar-header.ts';
+export {
+  Converter,
+  type ConvertedImage,
+  type ConvertImageOptions,
+  type ConvertOptions,
+  type ConvertStats,
+  CONVERTER_VERSION,
+  DEFAULT_COLLAPSE_LIMIT_BYTES,
+  DEFAULT_INLINE_LIMIT_BYTES,
+  MAX_INLINE_LIMIT_BYTES,
+} from './convert.ts';
+export type { BuiltBlob, BuiltLayer, LayerSink } from './layer-sink.ts';
+export { CODEC_NAMES, type CodecName } from './layer/cluster-codec.ts';
+export { cutsWhereChainsPart, planGroups } from './tree/collapse-plan.ts';

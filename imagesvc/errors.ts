@@ -64,6 +64,12 @@ export const imagesvcErrors = {
     exit: 3,
     http: 502,
   },
+  CONVERT_NO_LAYERS: {
+    message: '{source}: the image has no layers',
+    hint: 'there is nothing to convert',
+    exit: 3,
+    http: 400,
+  },
   EROFS_CORRUPT: {
     message: '{image}: {where}: {problem}',
     hint: 'the layer is damaged or was not made by a correct tool: check it with dsec verify, then pull or convert the image again',

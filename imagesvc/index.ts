@@ -1,4 +1,5 @@
 export {
+  allBlobsOf,
   blobsOf,
   type ImageRow,
   type ImageSizes,
@@ -17,6 +18,7 @@ export {
 } from './catalog/catalog.ts';
 export { type Collected, type CollectOptions, collectGarbage, DEFAULT_GRACE_MS } from './catalog/collect-garbage.ts';
 export { parseConfig, readConfig } from './catalog/config.ts';
+export type { TransferOptions } from './catalog/depot.ts';
 export {
   CHUNK_BYTES,
   type ErofsLayer,
@@ -35,6 +37,8 @@ export {
   type ManifestParts,
   parseManifest,
 } from './catalog/manifest.ts';
+export { type Pulled, pullImage } from './catalog/pull.ts';
+export { type Pushed, pushImage } from './catalog/push.ts';
 export { imagesvcErrors } from './errors.ts';
 export { type BlobFiles, storeBlobFiles } from './mount/blob-files.ts';
 export { openProven, type ProvenFile, recordProof } from './mount/blob-proof.ts';
@@ -57,3 +61,12 @@ export type { BlobStore, Descriptor, Hold, Ref, Staging } from './store/blob-sto
 export { type ImageName, isImageName, parseImageName } from './store/image-name.ts';
 export { MemoryStore } from './store/memory-store.ts';
 export { defaultStoreUrl, openStore } from './store/open-store.ts';
+export {
+  type BatchItem,
+  type BatchOutcome,
+  type Conversion,
+  type ConvertToStoreOptions,
+  convertBatch,
+  convertToStore,
+} from './convert/convert-to-store.ts';
+export { type PackDiffOptions, type PackedDiff, packDiff } from './pack-diff/pack-diff.ts';

@@ -49,6 +49,7 @@ export const commandTable: readonly CommandEntry[] = [
   { name: 'umount', summary: 'unmount what `dsec mount` mounted', load: () => import('./commands/umount.ts') },
   { name: 'mounts', summary: 'list the mounted images of this machine', load: () => import('./commands/mounts.ts') },
   { name: 'run', summary: 'run a command in a container on top of images', load: () => import('./commands/run.ts') },
+  { name: 'sandbox', summary: 'list and remove kept containers', load: () => import('./commands/sandbox.ts') },
   {
     name: 'pack-diff',
     summary: 'make an image of what a container changed',

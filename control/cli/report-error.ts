@@ -16,12 +16,12 @@ export interface ErrorReport {
 }
 
 const SYSTEM_HINTS: Readonly<Record<string, string>> = {
-  EACCES: 'Check the permissions of the path, or run as root.',
-  EDQUOT: 'Free some of your quota.',
-  EMFILE: 'Raise the limit of open files: ulimit -n 65536.',
-  ENOSPC: 'Free some space, or name another store with --store.',
-  EPERM: 'This needs root.',
-  EROFS: 'The file system is read-only: name another store with --store.',
+  EACCES: 'check the permissions of the path, or run it as root',
+  EDQUOT: 'free some of your quota',
+  EMFILE: 'raise the limit of open files: ulimit -n 65536',
+  ENOSPC: 'free some space, or name another store with --store',
+  EPERM: 'this needs root',
+  EROFS: 'name another store with --store',
 };
 
 export function reportOf(error: unknown): ErrorReport {
@@ -38,7 +38,7 @@ export function reportOf(error: unknown): ErrorReport {
     exit: 1,
     code: 'BUG',
     message: `unexpected: ${messageOf(error).split('\n')[0]}`,
-    hint: 'This is a bug in dsec. Run it again with DSEC_DEBUG=1 and report what it prints.',
+    hint: 'this is a bug in dsec: run it again with DSEC_DEBUG=1 and report what it prints',
     stack: stackOf(error),
   };
 }

@@ -26,7 +26,7 @@ describe('reportOf', () => {
       syscall: 'write',
     });
     expect(reportText(reportOf(error), plain)).toMatch(
-      /^dsec: ENOSPC: no space left on device, write\n {6}Free some space/,
+      /^dsec: ENOSPC: no space left on device, write\n {6}free some space/,
     );
     expect(reportOf(Object.assign(new Error('EACCES: ...'), { code: 'EACCES', syscall: 'open' })).exit).toBe(5);
   });
@@ -36,7 +36,7 @@ describe('reportOf', () => {
     const report = reportOf(error);
     expect([report.exit, report.code]).toEqual([1, 'BUG']);
     expect(reportText(report, plain)).toBe(
-      'dsec: unexpected: x is not a function\n      This is a bug in dsec. Run it again with DSEC_DEBUG=1 and report what it prints.\n',
+      'dsec: unexpected: x is not a function\n      this is a bug in dsec: run it again with DSEC_DEBUG=1 and report what it prints\n',
     );
     expect(reportText(report, { json: false, debug: true })).toContain('cli-text.test.ts');
     expect(reportOf('thrown text').message).toBe('unexpected: thrown text');

@@ -75,12 +75,12 @@ describe('errors', () => {
     expect(run('lss')).toMatchObject({
       status: 2,
       stdout: '',
-      stderr: "dsec: unknown command 'lss' (Did you mean ls?)\n      `dsec --help` shows how it is used.\n",
+      stderr: "dsec: unknown command 'lss' (Did you mean ls?)\n      `dsec --help` shows how it is used\n",
     });
     expect(run('ls')).toMatchObject({
       status: 2,
       stdout: '',
-      stderr: "dsec: missing required argument 'image'\n      `dsec ls --help` shows how it is used.\n",
+      stderr: "dsec: missing required argument 'image'\n      `dsec ls --help` shows how it is used\n",
     });
     expect(run('ls', 'x', '--colour').stderr).toContain("unknown option '--colour'");
   });
@@ -92,7 +92,7 @@ describe('errors', () => {
       error: {
         code: 'CLI_USAGE',
         message: "unknown option '--nothing'",
-        hint: '`dsec images --help` shows how it is used.',
+        hint: '`dsec images --help` shows how it is used',
       },
     });
   });

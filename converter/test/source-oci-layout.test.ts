@@ -193,26 +193,58 @@ describe('what is wrong with a layout', () => {
       '2.0.0',
       (f) => f.files.set('oci-layout', Buffer.from('{"imageLayoutVersion":"2.0.0"}')),
     ],
-    ['no images', 'SOURCE_NOT_A_LAYOUT', 'no image', (f) => void (f.index.manifests = [])],
+    [
+      'no images',
+      'SOURCE_NOT_A_LAYOUT',
+      'no image',
+      (f) => {
+        f.index.manifests = [];
+      },
+    ],
     ['index not JSON', 'SOURCE_JSON', 'index.json', (f) => f.files.set('index.json', Buffer.from('{'))],
     ['index not UTF-8', 'SOURCE_JSON', 'UTF-8', (f) => f.files.set('index.json', Buffer.from([0x22, 0xff, 0x22]))],
     ['index a list', 'SOURCE_FIELD', '(top)', (f) => f.files.set('index.json', Buffer.from('[]'))],
-    ['index version', 'SOURCE_FIELD', 'schemaVersion', (f) => void (f.index.schemaVersion = 3)],
+    [
+      'index version',
+      'SOURCE_FIELD',
+      'schemaVersion',
+      (f) => {
+        f.index.schemaVersion = 3;
+      },
+    ],
     [
       'entry digest',
       'SOURCE_FIELD',
       'manifests[0].digest',
-      (f) => void (f.index.manifests[0]!.digest = 'sha256:x' as Digest),
+      (f) => {
+        f.index.manifests[0]!.digest = 'sha256:x' as Digest;
+      },
     ],
     [
       'entry digest climbing out',
       'SOURCE_FIELD',
       'manifests[0].digest',
-      (f) => void (f.index.manifests[0]!.digest = 'sha256:../../x' as Digest),
+      (f) => {
+        f.index.manifests[0]!.digest = 'sha256:../../x' as Digest;
+      },
     ],
-    ['entry size', 'SOURCE_FIELD', 'manifests[0].size', (f) => void (f.index.manifests[0]!.size = -1)],
+    [
+      'entry size',
+      'SOURCE_FIELD',
+      'manifests[0].size',
+      (f) => {
+        f.index.manifests[0]!.size = -1;
+      },
+    ],
     ['entry size off', 'SOURCE_SIZE_MISMATCH', 'manifest', (f) => void f.index.manifests[0]!.size++],
-    ['manifest too large', 'SOURCE_TOO_LARGE', '4194304', (f) => void (f.index.manifests[0]!.size = 5 << 20)],
+    [
+      'manifest too large',
+      'SOURCE_TOO_LARGE',
+      '4194304',
+      (f) => {
+        f.index.manifests[0]!.size = 5 << 20;
+      },
+    ],
     ['manifest changed', 'SOURCE_DIGEST_MISMATCH', 'manifest', (f, m) => f.blobs.get(m.digest)!.write('[', 0)],
     ['manifest missing', 'SOURCE_BLOB_MISSING', 'manifest', (f, m) => f.blobs.delete(m.digest)],
     [

@@ -4,7 +4,7 @@
  * Publishing is the place where an image begins to exist: all its blobs are there first, then its manifest, then its
  * name. Between looking at the blobs and setting the name, garbage collection is kept out.
  */
-import { type Digest, hexOf, isDigest, isDsecError, messageOf } from '#base';
+import { type Digest, digestOf, hexOf, isDigest, isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
 import { isImageName, parseImageName } from '../store/image-name.ts';
@@ -93,21 +93,33 @@ export interface NewImage {
  * @throws CATALOG_BLOB_GONE (retryable) when a layer's blob is not there, or not of that size: then nothing was published
  */
 export async function publishImage(store: BlobStore, image: NewImage): Promise<Image> {
-  const { full } = parseImageName(image.name);
   const { kind, layers, ownLayers, base } = image;
+  parseImageName(image.name);
+  const config = Buffer.isBuffer(image.config)
+    ? { mediaType: CONFIG_TYPE, digest: await store.put(image.config), size: image.config.length }
+    : image.config;
+  return publishManifest(store, image.name, buildManifest({ kind, layers, ownLayers, base, config }));
+}
+
+/** Publishes a manifest whose blobs are in the store, byte for byte. */
+export async function publishManifest(store: BlobStore, name: string, bytes: Buffer): Promise<Image> {
+  const { full } = parseImageName(name);
+  const digest = digestOf(bytes);
+  const image = parseManifest(bytes, digest, full);
   const hold = await store.hold('publish');
   try {
-    const config = Buffer.isBuffer(image.config)
-      ? { mediaType: CONFIG_TYPE, digest: await store.put(image.config), size: image.config.length }
-      : image.config;
-    const bytes = buildManifest({ kind, layers, ownLayers, base, config });
-    await renewAll(store, full, [config, ...blobsOf(layers)]);
-    const digest = await store.put(bytes);
+    await renewAll(store, full, allBlobsOf(image));
+    await store.put(bytes);
     await store.setRef({ name: full, manifest: { mediaType: MANIFEST_TYPE, digest, size: bytes.length } });
-    return parseManifest(bytes, digest, full);
+    return image;
   } finally {
     await hold.release();
   }
+}
+
+/** The config and every blob of the layers, each once. Not the manifest. */
+export function allBlobsOf(image: Image): Descriptor[] {
+  return [...new Map([image.config, ...blobsOf(image.layers)].map((blob) => [blob.digest, blob])).values()];
 }
 
 /** Every blob of these layers, each once. */
@@ -185,7 +197,7 @@ export function sizesOf(image: Image): ImageSizes {
   return {
     metaBytes: sum(image.layers.map((layer) => layer.meta)),
     dataBytes: sum(image.layers.flatMap((layer) => layer.devices.map((device) => device.blob))),
-    sizeBytes: sum([image.config, ...blobsOf(image.layers)]) + image.manifestSize,
+    sizeBytes: sum(allBlobsOf(image)) + image.manifestSize,
   };
 }
 

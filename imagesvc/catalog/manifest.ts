@@ -146,6 +146,7 @@ function refuseOrdinary(manifest: Fields, digest: Digest): void {
 /** Reads one manifest's fields; every error names the manifest and the field. */
 class ManifestReader {
   readonly #digest: Digest;
+  readonly #sizes = new Map<Digest, number>();
 
   constructor(digest: Digest) {
     this.#digest = digest;
@@ -185,6 +186,10 @@ class ManifestReader {
     if (typeof size !== 'number' || !Number.isSafeInteger(size) || size < 0) {
       throw this.wrong(`${where}.size`, 'must be a number of bytes');
     }
+    // Blobs are looked up by digest: two sizes for one would leave one of them unchecked.
+    const known = this.#sizes.get(digest) ?? size;
+    if (known !== size) throw this.wrong(`${where}.size`, `${size}, but elsewhere ${digest} has ${known} bytes`);
+    this.#sizes.set(digest, size);
     const annotations = this.annotations(value.annotations, `${where}.annotations`);
     return Object.keys(annotations).length === 0
       ? { mediaType, digest, size }

@@ -5,7 +5,7 @@
  * so leading zeros are padding. Whatever the bytes are, the result has the length asked for, or it is EROFS_CORRUPT.
  */
 import { inflateRawSync } from 'node:zlib';
-import { messageOf } from '#base';
+import { isDsecError, messageOf } from '#base';
 import { codec, erofs } from '#converter';
 import type { Extent } from './extent.ts';
 import type { Inode } from './inode.ts';
@@ -61,6 +61,7 @@ function decompress(meta: Metadata, inode: Inode, extent: Extent, stored: Buffer
   try {
     bytes = inflate(encoding, stored.subarray(from), length, extent.partial || !padded);
   } catch (error) {
+    if (isDsecError(error, 'CODEC_MISSING')) throw error;
     throw damaged(messageOf(error), error);
   }
   return bytes;

@@ -15,6 +15,7 @@ import { type Inode, isDirectory, isRegular, isSymlink, isWhiteout, type Kind } 
 import { type OpenLayer, openLayer } from './open-layer.ts';
 import { type Part, TreeNode } from './tree-node.ts';
 import { ChunkCache } from './verified-blob.ts';
+import { WalkGuard } from './walk-guard.ts';
 
 /** As in stat(2), with what only an image knows. */
 export interface TreeStat {
@@ -51,8 +52,6 @@ export interface WalkItem {
 }
 
 const LINKS_FOLLOWED_MAX = 40;
-/** Deeper than any path a kernel takes; keeps hostile chains of directories from growing paths without end. */
-const DEPTH_MAX = 4096;
 const OVERLAY_PREFIX = 'trusted.overlay.';
 const OPAQUE = 'trusted.overlay.opaque';
 
@@ -239,7 +238,7 @@ export class ImageTree {
     try {
       return await this.#reader(node.parts[0]!).read(node.inode, offset, length);
     } catch (error) {
-      throw this.#named(node, error);
+      throw this.named(node, error);
     }
   }
 
@@ -249,7 +248,7 @@ export class ImageTree {
     try {
       yield* this.#reader(node.parts[0]!).stream(node.inode, offset, length);
     } catch (error) {
-      throw this.#named(node, error);
+      throw this.named(node, error);
     }
   }
 
@@ -265,16 +264,13 @@ export class ImageTree {
     try {
       for (const extent of layer.reader.extents(node.inode)) yield { ...extent, blob: blobOf(layer, extent) };
     } catch (error) {
-      throw this.#named(node, error);
+      throw this.named(node, error);
     }
   }
 
-  /**
-   * Everything below `start` and itself, parents before children, siblings by name. A directory that is met twice is
-   * EROFS_CORRUPT: no image has one, and following it could go on for ever.
-   */
+  /** Everything below `start` and itself, parents before children, siblings by name. */
   *walk(start: TreeNode = this.root): Generator<WalkItem> {
-    const directories = this.layers.map(() => new Set<number>());
+    const guard = new WalkGuard(this);
     const files = this.layers.map(() => new Map<number, ByteString>());
     const stack: TreeNode[][] = [[start]];
     const paths: ByteString[] = [start.parent === undefined ? '' : start.parent.path.replace(/\/$/, '')];
@@ -287,13 +283,8 @@ export class ImageTree {
       }
       const path = node.parent === undefined ? '/' : `${paths.at(-1)}/${node.name}`;
       if (isDirectory(node.inode)) {
-        for (const part of node.parts) {
-          const seen = directories[part.layer]!;
-          if (seen.has(part.inode.nid)) throw this.#twice(node, part);
-          seen.add(part.inode.nid);
-        }
+        guard.enter(node, stack.length);
         yield { path, node, linkTo: undefined };
-        if (stack.length > DEPTH_MAX) throw this.#tooDeep(node);
         stack.push(this.readdir(node).reverse());
         paths.push(node.parent === undefined ? '' : path);
         continue;
@@ -308,15 +299,6 @@ export class ImageTree {
     }
   }
 
-  #twice(node: TreeNode, part: Part) {
-    return this.#named(node, this.#reader(part).meta.corrupt(part.inode.nid, 'this directory is reached by two paths'));
-  }
-
-  #tooDeep(node: TreeNode) {
-    const problem = `directories nested more than ${DEPTH_MAX} deep`;
-    return this.#reader(node.parts[0]!).meta.corrupt(node.inode.nid, problem);
-  }
-
   #reader(part: Part) {
     return this.layers[part.layer]!.reader;
   }
@@ -325,12 +307,12 @@ export class ImageTree {
     try {
       return work();
     } catch (error) {
-      throw this.#named(node, error);
+      throw this.named(node, error);
     }
   }
 
   /** The same error, saying by what path we came to the inode. */
-  #named(node: TreeNode, error: unknown): unknown {
+  named(node: TreeNode, error: unknown): unknown {
     if (!isDsecError(error) || error.params.path !== undefined) return error;
     if (error.code !== 'EROFS_CORRUPT' && error.code !== 'EROFS_UNSUPPORTED') return error;
     const path = display(node.path);

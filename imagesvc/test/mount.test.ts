@@ -26,8 +26,8 @@ import {
   createMount,
   lgetxattr,
   lsetxattr,
-  mknod,
   MS,
+  mknod,
   mount,
   readMountInfo,
   S_IFCHR,
@@ -319,7 +319,10 @@ describe.skipIf(!isRoot || !haveMkfs())('image mounts', () => {
       const [one, two] = [base(), top()];
       await refused({ layers: [{ meta: one.meta, devices: two.devices }] }, 'MOUNT_DEVICE_MISMATCH');
       await refused({ layers: [{ meta: one.meta, devices: [] }] }, 'MOUNT_DEVICE_MISMATCH');
-      await refused({ layers: [{ meta: one.meta, devices: [...one.devices, ...two.devices] }] }, 'MOUNT_DEVICE_MISMATCH');
+      await refused(
+        { layers: [{ meta: one.meta, devices: [...one.devices, ...two.devices] }] },
+        'MOUNT_DEVICE_MISMATCH',
+      );
     });
 
     it('metadata that is no EROFS, is cut short, or that the kernel does not know', async () => {
@@ -360,7 +363,9 @@ describe.skipIf(!isRoot || !haveMkfs())('image mounts', () => {
     await mountImage({ ...options, layers, target });
     symlinkSync(target, join(bench.root, 'alias'));
     for (const name of [target, join(bench.root, 'alias'), `${target}/../target/`]) {
-      await expect(mountImage({ ...options, layers, target: name })).rejects.toMatchObject({ code: 'MOUNT_TARGET_TAKEN' });
+      await expect(mountImage({ ...options, layers, target: name })).rejects.toMatchObject({
+        code: 'MOUNT_TARGET_TAKEN',
+      });
     }
     await unmount(join(bench.root, 'alias'), options);
     expect(bench.leftovers()).toEqual(NOTHING);
@@ -457,6 +462,8 @@ describe.skipIf(!isRoot || !haveMkfs())('image mounts', () => {
 
 describe.skipIf(isRoot)('image mounts without root', () => {
   it('says so', async () => {
-    await expect(mountImage({ layers: [{} as ErofsLayer], target: '/' })).rejects.toMatchObject({ code: 'MOUNT_NOT_ROOT' });
+    await expect(mountImage({ layers: [{} as ErofsLayer], target: '/' })).rejects.toMatchObject({
+      code: 'MOUNT_NOT_ROOT',
+    });
   });
 });

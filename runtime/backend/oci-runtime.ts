@@ -32,7 +32,10 @@ export interface OciRuntimeChoice {
 
 /** crun, else runc; `only` (or DSEC_OCI_RUNTIME) asks for one. @throws RUNTIME_NO_OCI_RUNTIME */
 export function findOciRuntime(only = process.env.DSEC_OCI_RUNTIME): OciRuntimeChoice {
-  const folders = [...(process.env.PATH ?? '').split(':').filter((folder) => folder.startsWith('/')), ...SYSTEM_FOLDERS];
+  const folders = [
+    ...(process.env.PATH ?? '').split(':').filter((folder) => folder.startsWith('/')),
+    ...SYSTEM_FOLDERS,
+  ];
   for (const name of ['crun', 'runc'] as const) {
     if (only !== undefined && only !== '' && only !== name) continue;
     const path = folders.map((folder) => join(folder, name)).find(isExecutable);
@@ -107,8 +110,11 @@ class OciBackend implements Backend {
     pipes?.closeChildEnds();
     const exited = exitOf(child, program!);
     exited.catch(() => {});
-    const running = new OciSandbox(this.name, child, exited, pipes, log, pidFile);
-    const first = await Promise.race([started.promise.then(() => 'started' as const), exited.then(() => 'exited' as const)]);
+    const running = new OciSandbox(this.name, exited, pipes, log, pidFile);
+    const first = await Promise.race([
+      started.promise.then(() => 'started' as const),
+      exited.then(() => 'exited' as const),
+    ]);
     started.stop();
     // Gone without a pid: it never ran, or was too quick for the watcher.
     if (first === 'exited' && !existsSync(pidFile)) {
@@ -136,7 +142,6 @@ class OciSandbox implements RunningSandbox {
   readonly stdout;
   readonly stderr;
   private readonly runtime: string;
-  private readonly child: ChildProcess;
   private readonly log: string;
   private readonly pidFile: string;
   private readonly ended: Promise<Exit>;
@@ -144,14 +149,12 @@ class OciSandbox implements RunningSandbox {
 
   constructor(
     runtime: string,
-    child: ChildProcess,
     exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>,
     pipes: StdioPipes | undefined,
     log: string,
     pidFile: string,
   ) {
     this.runtime = runtime;
-    this.child = child;
     this.log = log;
     this.pidFile = pidFile;
     this.stdin = pipes?.stdin ?? null;
@@ -189,7 +192,10 @@ class OciSandbox implements RunningSandbox {
 
   private exit(code: number | null, signal: NodeJS.Signals | null): Exit {
     if (code === null) {
-      throw fail('RUNTIME_START_FAILED', { runtime: this.runtime, reason: `it was ended by ${signal}; the exit status is lost` });
+      throw fail('RUNTIME_START_FAILED', {
+        runtime: this.runtime,
+        reason: `it was ended by ${signal}; the exit status is lost`,
+      });
     }
     const reason = code === 0 ? undefined : lastError(this.log);
     // After the pid was written only exec can still fail; a complaint while cleaning up says nothing about the command.

@@ -93,10 +93,14 @@ export function ociSpec(spec: LaunchSpec): Record<string, unknown> {
     },
     mounts: [
       ...MOUNTS,
-      ...spec.binds.map(({ source, target }) => mount(target, 'bind', source, 'rbind', 'ro', 'nosuid', 'nodev', 'noexec')),
+      ...spec.binds.map(({ source, target }) =>
+        mount(target, 'bind', source, 'rbind', 'ro', 'nosuid', 'nodev', 'noexec'),
+      ),
     ],
     linux: {
-      namespaces: ['pid', 'mount', 'ipc', 'uts', ...(spec.network === 'none' ? ['network'] : [])].map((type) => ({ type })),
+      namespaces: ['pid', 'mount', 'ipc', 'uts', ...(spec.network === 'none' ? ['network'] : [])].map((type) => ({
+        type,
+      })),
       cgroupsPath: `/${CGROUP_PARENT}/${spec.id}`,
       resources: { devices: [{ allow: false, access: 'rwm' }] },
       seccomp: defaultSeccompProfile(),

@@ -70,7 +70,10 @@ export function readFileInRoot(root: string, path: string, limitBytes: number): 
   const found = resolveInRoot(root, path);
   if (found?.stat?.isFile() !== true) return undefined;
   if (found.stat.size > limitBytes) {
-    throw fail('RUNTIME_PATH', { path, problem: `has ${found.stat.size} bytes, more than the ${limitBytes} that are read` });
+    throw fail('RUNTIME_PATH', {
+      path,
+      problem: `has ${found.stat.size} bytes, more than the ${limitBytes} that are read`,
+    });
   }
   return fs.readFileSync(found.host);
 }

@@ -11,8 +11,14 @@ import type { Backend } from '../backend/backend.ts';
 import { findOciRuntime, openOciBackend } from '../backend/oci-runtime.ts';
 import { fail } from '../errors.ts';
 import { dismantle, markKept, releaseAndForget, removeFolder } from './end-sandbox.ts';
-import { checkSandboxName, readRecord, type SandboxRecord } from './sandbox-record.ts';
-import { type RuntimeFolders, runtimeFolders, type SandboxFolders, sandboxesFolder, sandboxFolders } from './state-folders.ts';
+import { checkSandboxName, readRecord, type SandboxRecord, writeRecord } from './sandbox-record.ts';
+import {
+  type RuntimeFolders,
+  runtimeFolders,
+  type SandboxFolders,
+  sandboxesFolder,
+  sandboxFolders,
+} from './state-folders.ts';
 
 export interface KeptSandbox extends SandboxRecord {
   /** All that it changed. */
@@ -102,7 +108,12 @@ export async function withKeptSandbox<T>(
 /** Removes a kept sandbox with all that it changed. @throws as `withKeptSandbox` */
 export async function removeSandbox(name: string, given: Partial<RuntimeFolders> = {}): Promise<void> {
   const folders = runtimeFolders(given);
-  await locked(name, folders, async (_record, places) => removeFolder(places), true);
+  const work = async (record: SandboxRecord, places: SandboxFolders) => {
+    // From here on it is no longer kept: were we killed half way, the next command finishes the job.
+    writeRecord(places.record, { ...record, state: 'running', keep: false }, true);
+    await removeFolder(places);
+  };
+  await locked(name, folders, work, true);
 }
 
 async function locked<T>(

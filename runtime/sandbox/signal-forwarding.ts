@@ -21,7 +21,10 @@ export interface SignalForwarding {
   stop(): void;
 }
 
-export function forwardSignals(takeSignals?: TakeSignals, nowMs: () => number = () => performance.now()): SignalForwarding {
+export function forwardSignals(
+  takeSignals?: TakeSignals,
+  nowMs: () => number = () => performance.now(),
+): SignalForwarding {
   let target: RunningSandbox | undefined;
   let stopped = false;
   const early: NodeJS.Signals[] = [];

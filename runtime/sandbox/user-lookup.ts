@@ -56,7 +56,8 @@ export function lookUpUser(root: string, spec: string): ImageUser {
     return { uid, gid, additionalGids: [], home };
   }
   const gid = row?.gid ?? 0;
-  const listed = row === undefined ? [] : groups.filter((group) => group.members.includes(row.name)).map((group) => group.gid);
+  const listed =
+    row === undefined ? [] : groups.filter((group) => group.members.includes(row.name)).map((group) => group.gid);
   return { uid, gid, additionalGids: [...new Set(listed)].filter((id) => id !== gid), home };
 }
 

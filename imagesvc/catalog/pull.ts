@@ -1,0 +1,124 @@
+/**
+ * Carries a converted image into a store: manifest first, which is checked field by field; then every blob that the
+ * store lacks, several at a time, each verified while it arrives in a staging folder; then all are published, and the
+ * manifest and the name after them. Wrong bytes anywhere, and nothing is published.
+ */
+import { createWriteStream } from 'node:fs';
+import { join } from 'node:path';
+import { pipeline } from 'node:stream/promises';
+import { type Digest, digestOf, hexOf, isDsecError, silent, systemCode } from '#base';
+import { fail } from '../errors.ts';
+import type { BlobStore, Descriptor } from '../store/blob-store.ts';
+import { parseImageName } from '../store/image-name.ts';
+import { storeError } from '../store/system-error.ts';
+import { allBlobsOf, publishManifest } from './catalog.ts';
+import { DEFAULT_PARALLEL, type Depot, openDepot, parseAddress, type TransferOptions } from './depot.ts';
+import type { Image } from './image.ts';
+import { parseManifest } from './manifest.ts';
+import { inParallel } from './parallel.ts';
+import { verified } from './verified-stream.ts';
+
+export interface Pulled {
+  readonly image: Image;
+  readonly source: string;
+  readonly fetchedBlobs: number;
+  readonly fetchedBytes: number;
+  /** Blobs that the store had. */
+  readonly skippedBlobs: number;
+}
+
+/**
+ * @param source `docker://REF`, `oci:DIR[:tag]`, `oci-archive:FILE[:tag]`
+ * @throws CATALOG_NOT_CONVERTED for an ordinary image, CATALOG_MANIFEST, CATALOG_PULL_MISMATCH, CATALOG_LAYOUT,
+ *   CATALOG_DESTINATION, SOURCE_* of the registry, STORE_*
+ */
+export async function pullImage(
+  store: BlobStore,
+  source: string,
+  name: string,
+  options: TransferOptions = {},
+): Promise<Pulled> {
+  const { full } = parseImageName(name);
+  parseAddress(source); // Before anything is made in the store.
+  const { signal, parallel = DEFAULT_PARALLEL } = options;
+  const staging = await store.stage();
+  let depot: Depot | undefined;
+  try {
+    depot = await openDepot(source, { ...options, workDir: staging.path });
+    const manifest = await depot.manifest(signal);
+    const image = parseManifest(manifest, digestOf(manifest), full);
+    const fetched = new Map<Digest, { blob: Descriptor; path: string }>();
+    const blobs = allBlobsOf(image);
+    const fetch = new Fetch(store, depot, staging.path, fetched, options);
+    try {
+      await inParallel(blobs, parallel, (blob, stop) => fetch.blob(blob, stop), signal);
+    } catch (error) {
+      // A broken connection says nothing against what has arrived and been verified: the next try goes on from there.
+      if (isDsecError(error) && error.retryable) await publishAll(store, fetched.values());
+      throw error;
+    }
+    await publishAll(store, fetched.values());
+    return {
+      image: await publishManifest(store, full, manifest),
+      source: depot.description,
+      fetchedBlobs: fetched.size,
+      fetchedBytes: [...fetched.values()].reduce((total, { blob }) => total + blob.size, 0),
+      skippedBlobs: blobs.length - fetched.size,
+    };
+  } finally {
+    await depot?.close();
+    await staging.remove();
+  }
+}
+
+async function publishAll(store: BlobStore, files: Iterable<{ blob: Descriptor; path: string }>): Promise<void> {
+  for (const { blob, path } of files) await store.putFile(path, blob.digest, blob.size);
+}
+
+class Fetch {
+  readonly #store: BlobStore;
+  readonly #depot: Depot;
+  readonly #folder: string;
+  readonly #fetched: Map<Digest, { blob: Descriptor; path: string }>;
+  readonly #options: TransferOptions;
+
+  constructor(
+    store: BlobStore,
+    depot: Depot,
+    folder: string,
+    fetched: Map<Digest, { blob: Descriptor; path: string }>,
+    options: TransferOptions,
+  ) {
+    this.#store = store;
+    this.#depot = depot;
+    this.#folder = folder;
+    this.#fetched = fetched;
+    this.#options = options;
+  }
+
+  async blob(blob: Descriptor, signal: AbortSignal): Promise<void> {
+    const { progress = silent } = this.#options;
+    const task = `pull ${blob.digest.slice(0, 19)}`;
+    const totalBytes = blob.size;
+    if ((await this.#store.renew(blob.digest))?.sizeBytes === totalBytes) {
+      progress({ task, phase: 'exists', doneBytes: totalBytes, totalBytes });
+      return;
+    }
+    const mismatch = (why: string) =>
+      fail('CATALOG_PULL_MISMATCH', { source: this.#depot.description, digest: blob.digest, why });
+    const path = join(this.#folder, hexOf(blob.digest));
+    const stream = verified(this.#depot.open(blob, signal), blob, mismatch, (doneBytes) =>
+      progress({ task, phase: 'fetch', doneBytes, totalBytes }),
+    );
+    try {
+      await pipeline(stream, createWriteStream(path, { flags: 'wx' }), { signal });
+    } catch (error) {
+      if (isDsecError(error, 'SOURCE_SIZE_MISMATCH')) throw mismatch(error.message);
+      // What failed locally while it was written.
+      if (systemCode(error)?.startsWith('E') && !signal.aborted) throw storeError(error, this.#store.url, path);
+      throw error;
+    }
+    this.#fetched.set(blob.digest, { blob, path });
+    progress({ task, phase: 'done', doneBytes: totalBytes, totalBytes });
+  }
+}

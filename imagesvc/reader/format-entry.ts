@@ -1,0 +1,81 @@
+/** Attributes as people and programs read them: the columns of `ls -l`, and one JSON object an entry. */
+import { type ByteString, bytesOf, display } from '#base';
+import { erofs } from '#converter';
+import type { ImageTree } from './image-tree.ts';
+import type { Kind } from './inode.ts';
+import type { TreeNode } from './tree-node.ts';
+
+const TYPE_LETTERS: Readonly<Record<Kind, string>> = {
+  file: '-',
+  dir: 'd',
+  symlink: 'l',
+  char: 'c',
+  block: 'b',
+  fifo: 'p',
+  socket: 's',
+};
+
+/** `drwxr-xr-x` */
+export function modeText(kind: Kind, mode: number): string {
+  const bit = (mask: number, letter: string) => (mode & mask ? letter : '-');
+  const special = (mask: number, execute: number, both: string, alone: string) =>
+    mode & mask ? (mode & execute ? both : alone) : bit(execute, 'x');
+  return (
+    TYPE_LETTERS[kind] +
+    bit(0o400, 'r') +
+    bit(0o200, 'w') +
+    special(0o4000, 0o100, 's', 'S') +
+    bit(0o040, 'r') +
+    bit(0o020, 'w') +
+    special(0o2000, 0o010, 's', 'S') +
+    bit(0o004, 'r') +
+    bit(0o002, 'w') +
+    special(0o1000, 0o001, 't', 'T')
+  );
+}
+
+/** `0755`, as chmod takes it. */
+export function octalMode(mode: number): string {
+  return (mode & 0o7777).toString(8).padStart(4, '0');
+}
+
+/** `2024-01-31 12:00:00`, UTC; `@seconds` outside the years that have a date. */
+export function timeText(seconds: number): string {
+  if (!(Math.abs(seconds) <= 8.64e12)) return `@${seconds}`;
+  return new Date(seconds * 1000).toISOString().replace('T', ' ').slice(0, -5);
+}
+
+/** `base/display`, quick for the names that need nothing. */
+export function shown(name: ByteString): string {
+  return /^[\x20-\x5b\x5d-\x7e]*$/.test(name) ? name : display(name);
+}
+
+/** A byte string for JSON: text, and the bytes beside it where they are no text. */
+export function jsonText(key: string, value: ByteString): Record<string, string> {
+  if (/^[\x20-\x7e]*$/.test(value)) return { [key]: value };
+  const bytes = bytesOf(value);
+  const text = bytes.toString('utf8');
+  if (Buffer.from(text, 'utf8').equals(bytes)) return { [key]: text };
+  return { [key]: display(value), [`${key}Base64`]: bytes.toString('base64') };
+}
+
+/** `path` may differ from the node's own (a name relative to what was listed). */
+export function jsonEntry(tree: ImageTree, node: TreeNode, path: ByteString): Record<string, unknown> {
+  const { inode, kind } = node;
+  const entry: Record<string, unknown> = {
+    ...jsonText('path', path),
+    kind,
+    mode: octalMode(inode.mode),
+    size: inode.sizeBytes,
+    nlink: node.parts.length > 1 ? 1 : inode.nlink,
+    uid: inode.uid,
+    gid: inode.gid,
+    mtimeSec: inode.mtimeSec,
+    mtimeNsec: inode.mtimeNsec,
+    ino: inode.nid,
+    layer: node.layer,
+  };
+  if (kind === 'symlink') Object.assign(entry, jsonText('target', tree.readlink(node)));
+  if (kind === 'char' || kind === 'block') Object.assign(entry, erofs.decodeDevice(inode.union));
+  return entry;
+}

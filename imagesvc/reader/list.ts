@@ -1,0 +1,97 @@
+/**
+ * `dsec ls`: names, `-l` and `-R` as ls(1) lays them out (numeric owners, times in UTC, hidden names included), or one
+ * JSON object a line. Text comes in pieces of many lines: 100,000 entries must not cost 100,000 writes.
+ */
+import type { ByteString } from '#base';
+import { erofs } from '#converter';
+import { jsonEntry, modeText, shown, timeText } from './format-entry.ts';
+import type { ImageTree } from './image-tree.ts';
+import { isDirectory } from './inode.ts';
+import type { TreeNode } from './tree-node.ts';
+import { WalkGuard } from './walk-guard.ts';
+
+export interface ListOptions {
+  readonly long?: boolean;
+  readonly recursive?: boolean;
+  readonly json?: boolean;
+}
+
+const PIECE_CHARS = 64 * 1024;
+
+/** @throws TREE_NOT_FOUND, EROFS_CORRUPT */
+export function* list(tree: ImageTree, path: ByteString, options: ListOptions = {}): Generator<string> {
+  // As in ls: a link that is listed itself is shown as a link by -l.
+  const start = tree.lookup(path, options.long !== true || path.endsWith('/'));
+  let piece = '';
+  for (const text of isDirectory(start.inode) ? directories(tree, start, options) : one(tree, start, options)) {
+    piece += text;
+    if (piece.length < PIECE_CHARS) continue;
+    yield piece;
+    piece = '';
+  }
+  if (piece !== '') yield piece;
+}
+
+function one(tree: ImageTree, node: TreeNode, options: ListOptions): string[] {
+  return [lines(tree, [node], node.parent?.path ?? '/', options)];
+}
+
+function* directories(tree: ImageTree, start: TreeNode, options: ListOptions): Generator<string> {
+  const guard = new WalkGuard(tree);
+  const waiting: { node: TreeNode; path: ByteString; depth: number }[] = [{ node: start, path: start.path, depth: 1 }];
+  let first = true;
+  for (let next = waiting.pop(); next !== undefined; next = waiting.pop()) {
+    const { node, path, depth } = next;
+    guard.enter(node, depth);
+    const entries = tree.readdir(node);
+    if (options.recursive && !options.json) {
+      yield `${first ? '' : '\n'}${shown(path)}:\n`;
+      first = false;
+    }
+    yield lines(tree, entries, path, options);
+    if (!options.recursive) return;
+    for (let k = entries.length - 1; k >= 0; k--) {
+      const entry = entries[k]!;
+      if (isDirectory(entry.inode)) waiting.push({ node: entry, path: joined(path, entry.name), depth: depth + 1 });
+    }
+  }
+}
+
+function joined(dir: ByteString, name: ByteString): ByteString {
+  return dir === '/' ? `/${name}` : `${dir}/${name}`;
+}
+
+function lines(tree: ImageTree, nodes: readonly TreeNode[], dir: ByteString, options: ListOptions): string {
+  let text = '';
+  if (options.json) {
+    for (const node of nodes) {
+      const path = node.parent === undefined ? '/' : joined(dir, node.name);
+      text += `${JSON.stringify(jsonEntry(tree, node, path))}\n`;
+    }
+    return text;
+  }
+  if (!options.long) {
+    for (const node of nodes) text += `${shown(node.name || '/')}\n`;
+    return text;
+  }
+  const widths = [0, 0, 0, 0];
+  const rows = nodes.map((node) => {
+    const { inode, kind } = node;
+    const device = kind === 'char' || kind === 'block' ? erofs.decodeDevice(inode.union) : undefined;
+    const columns = [
+      String(node.parts.length > 1 ? 1 : inode.nlink),
+      String(inode.uid),
+      String(inode.gid),
+      device === undefined ? String(inode.sizeBytes) : `${device.major}, ${device.minor}`,
+    ];
+    for (let k = 0; k < 4; k++) if (columns[k]!.length > widths[k]!) widths[k] = columns[k]!.length;
+    return columns;
+  });
+  for (const [k, node] of nodes.entries()) {
+    const { inode, kind } = node;
+    const row = rows[k]!;
+    const target = kind === 'symlink' ? ` -> ${shown(tree.readlink(node))}` : '';
+    text += `${modeText(kind, inode.mode)} ${row[0]!.padStart(widths[0]!)} ${row[1]!.padStart(widths[1]!)} ${row[2]!.padStart(widths[2]!)} ${row[3]!.padStart(widths[3]!)} ${timeText(inode.mtimeSec).slice(0, 16)} ${shown(node.name || '/')}${target}\n`;
+  }
+  return text;
+}

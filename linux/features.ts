@@ -1,0 +1,331 @@
+/**
+ * What this machine's kernel offers, what DSec uses it for, and what takes its place: the rows of `dsec doctor`.
+ *
+ * Looked at rather than derived from the version wherever that is possible: distributions backport, containers forbid.
+ * Nothing is changed: mounts that are tried out are never attached. A look that fails makes a row that says so, no error.
+ */
+import {
+  accessSync,
+  closeSync,
+  constants,
+  existsSync,
+  mkdtempSync,
+  openSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
+import { release, tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { messageOf, systemCode } from '#base';
+import { SyscallError } from './errors.ts';
+import { type Call, call, type NumberedCall, syscall } from './libc.ts';
+import { createMount, fsconfigString, fsopen } from './mount.ts';
+import { readMountInfo } from './mount-info.ts';
+
+export interface Feature {
+  readonly name: string;
+  readonly present: boolean;
+  /** What was found: a version, a reason. */
+  readonly detail: string;
+  readonly usedFor: string;
+  /** What happens without it. */
+  readonly fallback: string;
+}
+
+export interface DetectOptions {
+  /** An existing folder on the file system that metadata images will be mounted from; tried with a tiny image. */
+  readonly folder?: string;
+}
+
+type Found = readonly [present: boolean, detail: string];
+
+const isRoot = () => process.geteuid?.() === 0;
+
+/** One row a feature, always the same rows in the same order. */
+export function detect(options: DetectOptions = {}): Feature[] {
+  const row = (name: string, usedFor: string, fallback: string, look: () => Found): Feature => {
+    let found: Found;
+    try {
+      found = look();
+    } catch (error) {
+      found = [false, messageOf(error)];
+    }
+    return { name, present: found[0], detail: found[1], usedFor, fallback };
+  };
+  return [
+    row('kernel', 'everything', 'none: Linux 5.16 or newer is needed to mount', () => [atLeast(5, 16), release()]),
+    row('erofs', 'mounting images', 'images can be read and exported unmounted', () => filesystem('erofs')),
+    row('erofs file-backed', 'mounting images straight from files', 'loop devices', () => fileBacked(options.folder)),
+    row('overlay', 'images of several layers, writable mounts', 'none: one layer at a time, read-only', () =>
+      filesystem('overlay'),
+    ),
+    row('mount API', 'mounts that appear in one step', 'mount(2)', mountApi),
+    row(
+      'overlay lowerdir+',
+      'up to 500 layers whatever their paths',
+      'mount(2): as many as fit in 4 KiB',
+      lowerdirPlus,
+    ),
+    row('loop devices', 'EROFS where it is not file-backed', 'none on kernels before 6.12', loopDevices),
+    row('fuse', 'reading images lazily, only what is touched', 'images are fetched whole', () => filesystem('fuse')),
+    row('/dev/fuse', 'reading images lazily, only what is touched', 'images are fetched whole', () =>
+      device('/dev/fuse'),
+    ),
+    row('cgroups', 'limits, accounting and freezing of sandboxes', 'none: sandboxes run without limits', cgroups),
+    row('memory.reclaim', 'giving back memory of paused sandboxes', 'freezer and process_madvise', memoryReclaim),
+    row('PSI', 'refusing new sandboxes under pressure', 'load and free memory alone', () =>
+      file('/proc/pressure/memory'),
+    ),
+    row('zram', 'compressed swap for idle sandboxes', 'other swap, or none', zram),
+    row(
+      'user namespaces',
+      'root in a sandbox that is nobody outside',
+      'root in a sandbox keeps its uid',
+      userNamespaces,
+    ),
+    row('Landlock', 'keeping a sandbox from files, below its capabilities', 'mounts and seccomp alone', landlock),
+    row('AppArmor', 'confining sandboxes by profile', 'Landlock and seccomp', appArmor),
+    row('core scheduling', 'keeping sandboxes off each other’s hyper-threads', 'none', coreScheduling),
+    row('/dev/kvm', 'microVM and VM sandboxes at full speed', 'QEMU emulates: many times slower', () =>
+      device('/dev/kvm'),
+    ),
+    row('ublk', 'OverlayBD disks', 'NBD, or vhost-user', () => device('/dev/ublk-control')),
+    row('NBD', 'OverlayBD disks without ublk', 'vhost-user', nbd),
+  ];
+}
+
+/** Whether the running kernel's version is at least this one. */
+export function atLeast(major: number, minor: number): boolean {
+  const found = /^(\d+)\.(\d+)/.exec(release());
+  const [haveMajor, haveMinor] = [Number(found?.[1]), Number(found?.[2])];
+  return haveMajor > major || (haveMajor === major && haveMinor >= minor);
+}
+
+/** As root the module is loaded by asking; without root only what is loaded shows. */
+function filesystem(type: string): Found {
+  const listed = () =>
+    readFileSync('/proc/filesystems', 'latin1')
+      .split('\n')
+      .some((line) => line.split('\t')[1] === type);
+  if (!listed() && isRoot()) {
+    try {
+      closeSync(fsopen(type));
+    } catch {
+      // Then it is not listed below either.
+    }
+  }
+  if (!listed()) return [false, isRoot() ? `modprobe ${type} finds none` : 'not loaded'];
+  if (type !== 'erofs') return [true, 'loaded'];
+  const features = readFeatures('/sys/fs/erofs/features');
+  return [true, features.length > 0 ? `loaded: ${features.join(', ')}` : 'loaded'];
+}
+
+function readFeatures(folder: string): string[] {
+  const known = ['device_table', 'chunked_file', 'zero_padding', 'big_pcluster', 'compr_cfgs', '48bit', 'metabox'];
+  return known.filter((name) => existsSync(join(folder, name)));
+}
+
+function fileBacked(folder: string | undefined): Found {
+  if (!isRoot()) return [atLeast(6, 12), 'by version; not tried without root'];
+  const reasons: string[] = [];
+  for (const parent of folder === undefined ? ['/var/tmp', tmpdir()] : [folder]) {
+    const reason = tryFileBacked(parent);
+    if (reason === undefined) return [true, `tried in ${parent}`];
+    reasons.push(`${parent}: ${reason}`);
+  }
+  return [false, reasons.join('; ')];
+}
+
+function tryFileBacked(parent: string): string | undefined {
+  let scratch: string | undefined;
+  try {
+    scratch = mkdtempSync(join(parent, 'dsec-try-'));
+    const image = join(scratch, 'tiny.erofs');
+    writeFileSync(image, tinyErofs());
+    closeSync(createMount('erofs', [['source', image], ['ro']]).fd);
+    return undefined;
+  } catch (error) {
+    return systemCode(error) === 'ENOTBLK' ? 'the kernel wants a block device (ENOTBLK)' : messageOf(error);
+  } finally {
+    if (scratch !== undefined) rmSync(scratch, { recursive: true, force: true });
+  }
+}
+
+/** The smallest image there is: an empty root folder in one block. */
+export function tinyErofs(): Buffer {
+  const image = Buffer.alloc(4096);
+  const rootNid = 36;
+  image.writeUInt32LE(0xe0f5e1e2, 1024);
+  image.writeUInt8(12, 1024 + 12); // block size 4096
+  image.writeUInt16LE(rootNid, 1024 + 14);
+  image.writeBigUInt64LE(1n, 1024 + 16); // inodes
+  image.writeUInt32LE(1, 1024 + 36); // blocks
+  const inode = rootNid * 32;
+  const entries = 2 * 12 + 3;
+  image.writeUInt16LE(2 << 1, inode); // compact, data inline behind it
+  image.writeUInt16LE(0o040755, inode + 4);
+  image.writeUInt16LE(2, inode + 6);
+  image.writeUInt32LE(entries, inode + 8);
+  image.writeUInt32LE(1, inode + 20);
+  for (const [index, nameOffset] of [24, 25].entries()) {
+    const entry = inode + 32 + 12 * index;
+    image.writeBigUInt64LE(BigInt(rootNid), entry);
+    image.writeUInt16LE(nameOffset, entry + 8);
+    image.writeUInt8(2, entry + 10);
+  }
+  image.write('...', inode + 32 + 24, 'latin1');
+  return image;
+}
+
+function mountApi(): Found {
+  try {
+    closeSync(fsopen('tmpfs'));
+    return [true, 'fsopen works'];
+  } catch (error) {
+    if (systemCode(error) === 'ENOSYS') return [false, 'no fsopen'];
+    if (systemCode(error) === 'EPERM') return [true, 'needs root'];
+    throw error;
+  }
+}
+
+function lowerdirPlus(): Found {
+  if (!isRoot()) return [atLeast(6, 5), 'by version; not tried without root'];
+  const context = fsopen('overlay');
+  try {
+    fsconfigString(context, 'lowerdir+', '/');
+    return [true, 'tried'];
+  } catch (error) {
+    if (systemCode(error) === 'EINVAL') return [false, 'unknown to this kernel'];
+    throw error;
+  } finally {
+    closeSync(context);
+  }
+}
+
+function device(path: string): Found {
+  if (!existsSync(path)) return [false, `no ${path}`];
+  try {
+    closeSync(openSync(path, constants.O_RDWR));
+    return [true, path];
+  } catch (error) {
+    const code = systemCode(error);
+    if (code === 'EACCES' || code === 'EPERM') return [false, `${path} cannot be opened: needs root or its group`];
+    return [false, `${path} cannot be opened (${code})`];
+  }
+}
+
+function loopDevices(): Found {
+  if (!atLeast(5, 8)) return [false, 'LOOP_CONFIGURE needs Linux 5.8'];
+  return device('/dev/loop-control');
+}
+
+function file(path: string): Found {
+  try {
+    readFileSync(path);
+    return [true, path];
+  } catch (error) {
+    return [false, `${path}: ${systemCode(error)}`];
+  }
+}
+
+function cgroups(): Found {
+  const mounts = readMountInfo().filter(({ type }) => type === 'cgroup' || type === 'cgroup2');
+  const v1 = mounts.filter(({ type }) => type === 'cgroup');
+  const v2 = mounts.filter(({ type }) => type === 'cgroup2');
+  const controllers = v2.flatMap(({ mountPoint }) => {
+    try {
+      return readFileSync(join(mountPoint, 'cgroup.controllers'), 'latin1').trim().split(' ').filter(Boolean);
+    } catch {
+      return [];
+    }
+  });
+  if (v1.length > 0) {
+    const names = v1.flatMap(({ superOptions }) =>
+      superOptions.split(',').filter((option) => /^(cpu|cpuset|memory|freezer|pids|devices|blkio)$/.test(option)),
+    );
+    return [
+      true,
+      `${v2.length > 0 ? 'hybrid' : 'v1'}: ${names.join(', ')} on v1${v2.length > 0 ? `; v2: ${controllers.join(', ') || 'no controllers'}` : ''}`,
+    ];
+  }
+  return v2.length > 0 ? [true, `v2: ${controllers.join(', ')}`] : [false, 'none is mounted'];
+}
+
+function memoryReclaim(): Found {
+  const mounted = readMountInfo().find(({ type }) => type === 'cgroup2');
+  if (mounted === undefined) return [false, 'no cgroup v2'];
+  const own = /^0::(.*)$/m.exec(readFileSync('/proc/self/cgroup', 'latin1'))?.[1] ?? '/';
+  if (existsSync(join(mounted.mountPoint, own, 'memory.reclaim'))) return [true, 'cgroup v2'];
+  const controllers = readFileSync(join(mounted.mountPoint, 'cgroup.controllers'), 'latin1').split(/\s+/);
+  // The root group has no such file; its children will.
+  if (controllers.includes('memory')) return [atLeast(5, 19), 'by version'];
+  return [false, 'cgroup v2 has no memory controller'];
+}
+
+function zram(): Found {
+  if (existsSync('/sys/class/zram-control')) return [true, 'loaded'];
+  return [false, 'not loaded (modprobe zram)'];
+}
+
+function userNamespaces(): Found {
+  if (!existsSync('/proc/self/ns/user')) return [false, 'not in this kernel'];
+  const read = (path: string) => (existsSync(path) ? readFileSync(path, 'latin1').trim() : undefined);
+  const limit = read('/proc/sys/user/max_user_namespaces');
+  if (limit === '0') return [false, 'user.max_user_namespaces is 0'];
+  const onlyRoot =
+    read('/proc/sys/kernel/unprivileged_userns_clone') === '0' ||
+    read('/proc/sys/kernel/apparmor_restrict_unprivileged_userns') === '1';
+  return [true, `up to ${limit}${onlyRoot ? ', for root only' : ''}`];
+}
+
+const LANDLOCK_CREATE_RULESET: NumberedCall = {
+  name: 'landlock_create_ruleset',
+  number: 444,
+  args: ['void*', 'size_t', 'uint'],
+};
+
+function landlock(): Found {
+  try {
+    return [true, `ABI ${syscall(LANDLOCK_CREATE_RULESET, [null, 0, 1])}`];
+  } catch (error) {
+    if (systemCode(error) === 'EOPNOTSUPP') return [false, 'off at boot (lsm=)'];
+    if (systemCode(error) === 'ENOSYS') return [false, 'not in this kernel'];
+    throw error;
+  }
+}
+
+function appArmor(): Found {
+  try {
+    const enabled = readFileSync('/sys/module/apparmor/parameters/enabled', 'latin1').trim() === 'Y';
+    return [enabled, enabled ? 'enabled' : 'off at boot'];
+  } catch {
+    return [false, 'not in this kernel'];
+  }
+}
+
+const PRCTL: Call = { name: 'prctl', result: 'int', args: ['int', 'ulong', 'ulong', 'ulong', 'void*'] };
+
+function coreScheduling(): Found {
+  const PR_SCHED_CORE = 62;
+  const PR_SCHED_CORE_GET = 0;
+  const THIS_THREAD = 0;
+  try {
+    call(PRCTL, [PR_SCHED_CORE, PR_SCHED_CORE_GET, 0, THIS_THREAD, Buffer.alloc(8)]);
+    return [true, 'PR_SCHED_CORE works'];
+  } catch (error) {
+    if (!(error instanceof SyscallError)) throw error;
+    if (error.code === 'EINVAL') return [false, 'not in this kernel'];
+    if (error.code === 'ENODEV') return [false, 'this processor has no hyper-threads'];
+    throw error;
+  }
+}
+
+function nbd(): Found {
+  try {
+    accessSync('/dev/nbd0', constants.R_OK | constants.W_OK);
+    return [true, '/dev/nbd0'];
+  } catch (error) {
+    return [false, systemCode(error) === 'ENOENT' ? 'not loaded (modprobe nbd)' : '/dev/nbd0 needs root'];
+  }
+}
