@@ -32,6 +32,24 @@ export const controlErrors = {
     exit: 2,
     http: 400,
   },
+  MAIN_JOB_COMMAND: {
+    message: 'in the sandbox, `{command}` ended with status {status}',
+    hint: 'what it printed is above; `dsec doctor` says what this machine lacks',
+    exit: 1,
+    http: 500,
+  },
+  MAIN_JOB_DIFFERS: {
+    message: 'the packed image printed {actual} where {expected} was expected',
+    hint: 'this is a bug in dsec: report it with the output above',
+    exit: 1,
+    http: 500,
+  },
+  MAIN_JOB_ROOT: {
+    message: 'mounting images and running sandboxes needs root; what needs none is done',
+    hint: 'type: sudo npm start',
+    exit: 5,
+    http: 403,
+  },
   MAIN_JOB_TOOL: {
     message: 'the main job needs {tool}, which is not here',
     hint: 'install it with `apt-get install {package}`, or run npm start as root, which does',

@@ -39,6 +39,14 @@ export {
 } from './catalog/manifest.ts';
 export { type Pulled, pullImage } from './catalog/pull.ts';
 export { type Pushed, pushImage } from './catalog/push.ts';
+export {
+  type BatchItem,
+  type BatchOutcome,
+  type Conversion,
+  type ConvertToStoreOptions,
+  convertBatch,
+  convertToStore,
+} from './convert/convert-to-store.ts';
 export { imagesvcErrors } from './errors.ts';
 export { type BlobFiles, storeBlobFiles } from './mount/blob-files.ts';
 export { openProven, type ProvenFile, recordProof } from './mount/blob-proof.ts';
@@ -55,18 +63,26 @@ export type { MountRecord } from './mount/mount-record.ts';
 export type { ReclaimReport } from './mount/mount-table.ts';
 export { type NodeFolders, nodeFolders } from './mount/node-folders.ts';
 export { type ExcludePattern, parseExcludePattern } from './pack-diff/exclude-pattern.ts';
+export { type PackDiffOptions, type PackedDiff, packDiff } from './pack-diff/pack-diff.ts';
+export { type LowerView, openLowerView } from './pack-diff/lower-view.ts';
 export { RESIDUE_PATTERNS } from './pack-diff/residue-policy.ts';
 export { readUpper, type UpperOptions } from './pack-diff/upper-reader.ts';
+export { type ByteSource, FileSource, MemoryBytes, MemorySource, type MetaBytes } from './reader/byte-source.ts';
+export { cat } from './reader/cat.ts';
+export { type Aspect, type Change, changeJson, changeText, type DiffOptions, diffTrees } from './reader/diff-trees.ts';
+export { type Dump, type DumpTarget, dump, dumpText } from './reader/dump.ts';
+export { ErofsReader } from './reader/erofs-reader.ts';
+export { exportTar } from './reader/export-tar.ts';
+export { ImageTree, openTree, type PlacedExtent, type TreeStat, type WalkItem } from './reader/image-tree.ts';
+export type { Inode, Kind } from './reader/inode.ts';
+export { type ListOptions, list } from './reader/list.ts';
+export { type OpenLayer, openLayer, openLayerFiles } from './reader/open-layer.ts';
+export { type PathStat, statJson, statPath, statText } from './reader/stat.ts';
+export { TreeNode } from './reader/tree-node.ts';
+export { ChunkCache, VerifiedBlob } from './reader/verified-blob.ts';
+export { type VerifyOptions, type VerifyProblem, type VerifyReport, verifyImage } from './reader/verify.ts';
+export { verifyStructure } from './reader/verify-structure.ts';
 export type { BlobStore, Descriptor, Hold, Ref, Staging } from './store/blob-store.ts';
 export { type ImageName, isImageName, parseImageName } from './store/image-name.ts';
 export { MemoryStore } from './store/memory-store.ts';
 export { defaultStoreUrl, openStore } from './store/open-store.ts';
-export {
-  type BatchItem,
-  type BatchOutcome,
-  type Conversion,
-  type ConvertToStoreOptions,
-  convertBatch,
-  convertToStore,
-} from './convert/convert-to-store.ts';
-export { type PackDiffOptions, type PackedDiff, packDiff } from './pack-diff/pack-diff.ts';

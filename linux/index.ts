@@ -5,6 +5,8 @@ export * from './lock.ts';
 export * from './loop.ts';
 export * from './mount.ts';
 export * from './mount-info.ts';
+export { cachedBytes, dropCached } from './page-cache.ts';
+export * from './pipe.ts';
 export * from './process.ts';
 export * from './special.ts';
 export * from './xattr.ts';

@@ -8,7 +8,9 @@ import { argv, execPath, exit } from 'node:process';
 import { root, setup } from './setup.mjs';
 
 setup('start');
-const child = spawn(execPath, [join(root, 'bin/dsec'), 'main-job', ...argv.slice(2)], { stdio: 'inherit' });
+// Some ways of calling npm pass their own `--` on.
+const args = argv.slice(2).filter((arg, i) => i > 0 || arg !== '--');
+const child = spawn(execPath, [join(root, 'bin/dsec'), 'main-job', ...args], { stdio: 'inherit' });
 // The terminal sends Ctrl-C to the child as well, which cleans up; we only wait for it.
 for (const signal of /** @type {const} */ (['SIGINT', 'SIGTERM', 'SIGHUP'])) {
   process.on(signal, () => {

@@ -36,6 +36,7 @@ const runEnv = {
   DSEC_STORE: `file://${folder}/store`,
   DSEC_RUN: join(folder, 'run'),
   DSEC_CACHE: join(folder, 'cache'),
+  DSEC_STATE: join(folder, 'state'),
 };
 /** @type {import('node:child_process').ChildProcess | undefined} */
 let child;

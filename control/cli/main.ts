@@ -27,7 +27,13 @@ export async function main(argv: readonly string[]): Promise<never> {
   let endedBy: number | undefined;
   let signalHandler: ((signal: NodeJS.Signals) => void) | undefined;
 
-  const finish = async (status: number): Promise<never> => {
+  let finishing: Promise<never> | undefined;
+  // What is being cleaned up is not interrupted by what fails meanwhile.
+  const finish = (status: number): Promise<never> => {
+    finishing ??= cleanUpAndExit(status);
+    return finishing;
+  };
+  const cleanUpAndExit = async (status: number): Promise<never> => {
     lines.end();
     for (let cleanup = cleanups.pop(); cleanup !== undefined; cleanup = cleanups.pop()) {
       try {
@@ -44,6 +50,7 @@ export async function main(argv: readonly string[]): Promise<never> {
     setTimeout(() => finish(status), STOP_MS).unref();
   };
   const failed = (error: unknown): Promise<never> => {
+    if (finishing !== undefined) return finishing;
     if (endedBy !== undefined) return finish(endedBy);
     lines.end();
     const report = reportOf(error);
@@ -51,7 +58,12 @@ export async function main(argv: readonly string[]): Promise<never> {
     return finish(report.exit);
   };
 
-  const output = new Output(process.stdout, process.stderr, () => end(128 + constants.signals.SIGPIPE));
+  const output = new Output(
+    process.stdout,
+    process.stderr,
+    () => end(128 + constants.signals.SIGPIPE),
+    () => lines.clear(),
+  );
   const context: Context = {
     signal: ending.signal,
     output,
@@ -65,7 +77,8 @@ export async function main(argv: readonly string[]): Promise<never> {
   for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
     process.on(signal, () => {
       if (signalHandler !== undefined) signalHandler(signal);
-      // A second one: whoever sends it does not want to wait any longer.
+      // A second one: whoever sends it does not want to wait for the command any longer, a third one not for cleaning up.
+      else if (finishing !== undefined) process.exit(128 + constants.signals[signal]);
       else if (endedBy !== undefined) finish(endedBy);
       else end(128 + constants.signals[signal]);
     });

@@ -17,11 +17,19 @@ export interface Column {
 export class Output {
   readonly #stdout: Writable & { isTTY?: boolean };
   readonly #stderr: Writable & { isTTY?: boolean };
+  readonly #beforeWrite: () => void;
   #gone = false;
 
-  constructor(stdout: Writable & { isTTY?: boolean }, stderr: Writable & { isTTY?: boolean }, onGone: () => void) {
+  /** `beforeWrite`: takes away what is drawn on the terminal. */
+  constructor(
+    stdout: Writable & { isTTY?: boolean },
+    stderr: Writable & { isTTY?: boolean },
+    onGone: () => void,
+    beforeWrite: () => void = () => {},
+  ) {
     this.#stdout = stdout;
     this.#stderr = stderr;
+    this.#beforeWrite = beforeWrite;
     stdout.on('error', (error: NodeJS.ErrnoException) => {
       this.#gone = true;
       if (error.code === 'EPIPE' || error.code === 'ERR_STREAM_DESTROYED') onGone();
@@ -39,7 +47,9 @@ export class Output {
   }
 
   async write(chunk: string | Uint8Array): Promise<void> {
-    if (this.#gone || this.#stdout.write(chunk)) return;
+    if (this.#gone) return;
+    this.#beforeWrite();
+    if (this.#stdout.write(chunk)) return;
     // `close` too: a reader that leaves while we wait for it never drains.
     await Promise.race([once(this.#stdout, 'drain'), once(this.#stdout, 'close')]).catch(() => {});
   }
@@ -59,6 +69,7 @@ export class Output {
 
   /** For people, on stderr: notes and warnings. */
   note(text: string): void {
+    this.#beforeWrite();
     this.#stderr.write(`${text}\n`);
   }
 }

@@ -10,12 +10,14 @@ const MAX_LINES = 8;
 
 export interface ProgressLines {
   readonly progress: Progress;
-  /** Removes what was drawn. Safe to call twice. */
+  /** Takes away what is drawn, before something else is printed; the next event draws it again. */
+  clear(): void;
+  /** Removes what was drawn, for good. Safe to call twice. */
   end(): void;
 }
 
 export function progressOn(stream: NodeJS.WriteStream): ProgressLines {
-  if (!stream.isTTY || process.env.TERM === 'dumb') return { progress: silent, end: () => {} };
+  if (!stream.isTTY || process.env.TERM === 'dumb') return { progress: silent, clear: () => {}, end: () => {} };
   const tasks = new Map<string, ProgressEvent>();
   let drawnLines = 0;
   let timer: NodeJS.Timeout | undefined;
@@ -28,18 +30,23 @@ export function progressOn(stream: NodeJS.WriteStream): ProgressLines {
     stream.write(`${erase(drawnLines)}${lines.map((line) => `${line}\n`).join('')}`);
     drawnLines = lines.length;
   };
+  const clear = () => {
+    if (drawnLines > 0) stream.write(erase(drawnLines));
+    drawnLines = 0;
+  };
   return {
     progress(event) {
       if (ended) return;
-      if (event.phase === 'done') tasks.delete(event.task);
+      if (event.phase === 'done' || event.phase === 'exists') tasks.delete(event.task);
       else tasks.set(event.task, event);
       timer ??= setTimeout(draw, REDRAW_MS).unref();
     },
+    clear,
     end() {
       if (ended) return;
+      clear();
       ended = true;
       clearTimeout(timer);
-      stream.write(erase(drawnLines));
     },
   };
 }

@@ -47,8 +47,7 @@ export async function makeMachineImages(folder: string, scratch: string, signal:
 }
 
 async function baseLayers(): Promise<Member[][]> {
-  const busybox = ['/bin/busybox', '/usr/bin/busybox'].find((path) => existsSync(path));
-  if (busybox === undefined) throw fail('MAIN_JOB_TOOL', { tool: 'busybox', package: 'busybox-static' });
+  const busybox = findBusybox();
   const { stdout } = await run(busybox, ['--list']);
   const applets = stdout.split('\n').filter((name) => /^[\w[\]-]+$/.test(name) && name !== 'busybox');
   const folders = [
@@ -84,6 +83,12 @@ async function baseLayers(): Promise<Member[][]> {
     { kind: 'file', path: 'etc/motd', content: 'welcome\n' },
   ];
   return [system, settings];
+}
+
+function findBusybox(): string {
+  const found = ['/bin/busybox', '/usr/bin/busybox'].find((path) => existsSync(path));
+  if (found === undefined) throw fail('MAIN_JOB_TOOL', { tool: 'busybox', package: 'busybox-static' });
+  return found;
 }
 
 /** The running executable and every shared library it is linked with, where the loader looks for them. */
@@ -171,4 +176,12 @@ const GIT: Readonly<Record<string, string>> = {
 
 async function copy(from: string, path: string, mode: number): Promise<Member> {
   return { kind: 'copy', path, mode, from, sizeBytes: (await stat(from)).size };
+}
+
+/** A layout with one image, `tools`: a static busybox where no image has anything of its own. */
+export async function makeTools(folder: string, signal: AbortSignal): Promise<void> {
+  const layout = new LayoutWriter(folder);
+  await layout.open();
+  const layer = await layout.addLayer([await copy(findBusybox(), '.dsec-tools/busybox', 0o755)], signal);
+  await layout.addImage('tools', [layer], {});
 }

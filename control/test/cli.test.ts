@@ -1,14 +1,11 @@
 import { spawn, spawnSync } from 'node:child_process';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { constants, tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { PassThrough } from 'node:stream';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { commandTable } from '../cli/command-table.ts';
-import type { Context } from '../cli/context.ts';
-import { runCommandLine } from '../cli/main.ts';
-import { Output } from '../cli/output.ts';
 import { projectVersion } from '../cli/version.ts';
+import { runCommand } from './command-run.ts';
 
 const dsec = join(import.meta.dirname, '../../bin/dsec');
 let store: string;
@@ -20,21 +17,6 @@ afterAll(() => rmSync(store, { recursive: true, force: true }));
 
 function run(...args: string[]) {
   return spawnSync(process.execPath, [dsec, ...args], { encoding: 'utf8', env: { ...process.env, DSEC_STORE: store } });
-}
-
-/** The help of a command, made in this process. */
-async function help(name: string): Promise<string> {
-  const stdout = new PassThrough();
-  const context: Context = {
-    signal: new AbortController().signal,
-    output: new Output(stdout, new PassThrough(), () => {}),
-    progress: () => {},
-    defer: () => {},
-    takeSignals: () => {},
-    exitCode: 0,
-  };
-  await runCommandLine([name, '--help'], context);
-  return String(stdout.read());
 }
 
 describe('dsec', () => {
@@ -57,7 +39,7 @@ describe('dsec', () => {
   });
 
   it.each(commandTable.map(({ name }) => name))('%s --help has a description and an example', async (name) => {
-    const text = await help(name);
+    const { text } = await runCommand(name, '--help');
     expect(text).toContain(`Usage: dsec ${name}`);
     expect(text).toMatch(new RegExp(`Examples:\n {2}# .+\n {2}(?:\\S+ \\| |sudo )?dsec ${name}`));
     const { definition } = await commandTable.find((entry) => entry.name === name)!.load();
@@ -123,5 +105,39 @@ describe('a reader that leaves early', () => {
     expect(errors).toBe('');
     // Whether the reader leaves before or after the write is chance; neither is an error.
     expect(['0\n', '141\n']).toContain(output);
+  });
+});
+
+describe('signals', () => {
+  /** A command that waits for its input, once it has its handlers. */
+  async function waiting() {
+    const child = spawn(process.execPath, [dsec, 'convert', '--batch', '-'], {
+      env: { ...process.env, DSEC_STORE: store },
+      stdio: ['pipe', 'pipe', 'pipe'],
+    });
+    let output = '';
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.on('data', (chunk) => {
+        output += chunk;
+      });
+    }
+    const ended = new Promise<number | null>((resolve) => child.once('close', resolve));
+    const terminate = 1n << BigInt(constants.signals.SIGTERM - 1);
+    const caught = () => {
+      const mask = /^SigCgt:\s*([0-9a-f]+)$/m.exec(readFileSync(`/proc/${child.pid}/status`, 'utf8'))?.[1];
+      return (BigInt(`0x${mask ?? 0}`) & terminate) !== 0n;
+    };
+    while (child.exitCode === null && !caught()) await new Promise((resolve) => setTimeout(resolve, 20));
+    return { child, ended, output: () => output };
+  }
+
+  it.each([
+    ['SIGINT', 130],
+    ['SIGTERM', 143],
+    ['SIGHUP', 129],
+  ] as const)('%s ends a command with %i and without a word', async (signal, status) => {
+    const { child, ended, output } = await waiting();
+    child.kill(signal);
+    expect([await ended, output()]).toEqual([status, '']);
   });
 });

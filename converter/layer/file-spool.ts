@@ -7,7 +7,7 @@
  *
  * Everything is decided from the bytes in their order, so the same layer always gives the same spool.
  */
-import { closeSync, openSync, readSync, writeSync } from 'node:fs';
+import { closeSync, ftruncateSync, openSync, readSync, writeSync } from 'node:fs';
 import { crc32 } from 'node:zlib';
 import { BLOCK_BYTES } from '../erofs/layout.ts';
 import type { Codec } from './cluster-codec.ts';
@@ -128,7 +128,7 @@ export class FileSpool {
     const unit = this.#buffer.subarray(start, this.#fill);
     if (this.#compressing) {
       this.#endCluster(unit);
-    } else if (length >= 8 && isZero(unit)) {
+    } else if (isZero(unit)) {
       this.#map.push(-1);
       this.#holes++;
       this.#fill = start;
@@ -232,7 +232,7 @@ export class FileSpool {
     if (this.#compressing && this.#sizeBytes > BLOCK_BYTES) return 0;
     const bytes = this.#buffer.subarray(this.#fill - tail, this.#fill);
     // Zeros at the end may be a hole of the last unit; a file that would be all holes stays in chunks.
-    if (this.#fill - this.#unitFill >= 8 && this.#sizeBytes > BLOCK_BYTES && isZero(this.#buffer.subarray(this.#unitFill, this.#fill))) {
+    if (this.#sizeBytes > BLOCK_BYTES && isZero(this.#buffer.subarray(this.#unitFill, this.#fill))) {
       return 0;
     }
     if (this.#tailFill + tail > this.#tailBuffer.length) this.#flushTails();
@@ -312,6 +312,8 @@ export class FileSpool {
     this.#unitFill = this.#fill;
     this.#flush();
     this.#flushTails();
+    // An identical file at the very end was written out and taken back.
+    ftruncateSync(this.#dataFd, this.#written);
     return { dataBytes: this.#written, tailBytes: this.#tailWritten };
   }
 

@@ -1,66 +1,59 @@
 /**
- * Follows the frames and blocks of a zstd stream (RFC 8878) without inflating it, to tell whether it ends where a frame
- * does. Node's own decoder ends without an error when a stream was cut.
+ * Follows a zstd frame (RFC 8878) block by block without inflating it, to find where it ends: Node's own decoder knows
+ * neither that a stream was cut in the middle of a frame nor, reliably, that another frame follows.
  */
 
 const FRAME_MAGIC = 0xfd2fb528;
 const SKIPPABLE_MAGIC = 0x184d2a50;
 const RLE_BLOCK = 1;
 
-export function isZstdMagic(magic: number): boolean {
-  return magic === FRAME_MAGIC || (magic & 0xfffffff0) >>> 0 === SKIPPABLE_MAGIC;
+export function isSkippableMagic(magic: number): boolean {
+  return (magic & 0xfffffff0) >>> 0 === SKIPPABLE_MAGIC;
 }
 
-export class ZstdFrames {
+export function isZstdMagic(magic: number): boolean {
+  return magic === FRAME_MAGIC || isSkippableMagic(magic);
+}
+
+/** One frame, whose first bytes are known to be a magic number of zstd. */
+export class ZstdFrame {
+  isComplete = false;
   private readonly field = Buffer.alloc(4);
   private have = 0;
   private want = 4;
   private skip = 0;
-  private next: (field: Buffer) => void = (field) => this.magic(field);
-  private frames = 0;
+  private isLast = false;
   private hasChecksum = false;
+  private next: (field: Buffer) => void = (field) => this.magic(field);
 
-  get isComplete(): boolean {
-    return this.frames > 0 && this.want === 4 && this.have === 0 && this.skip === 0 && this.isBetween;
-  }
-
-  private isBetween = true;
-
-  push(bytes: Buffer): void {
+  /** @returns how many of the bytes belong to the frame. */
+  push(bytes: Buffer): number {
     let at = 0;
-    while (at < bytes.length) {
-      if (this.skip > 0) {
-        const n = Math.min(this.skip, bytes.length - at);
-        this.skip -= n;
-        at += n;
-        continue;
+    while (!this.isComplete) {
+      const n = Math.min(this.skip, bytes.length - at);
+      this.skip -= n;
+      at += n;
+      if (this.skip === 0 && this.isLast && this.want === 0) this.isComplete = true;
+      else if (at === bytes.length) break;
+      else {
+        this.field[this.have++] = bytes[at++]!;
+        if (this.have < this.want) continue;
+        this.have = 0;
+        this.next(this.field);
       }
-      this.field[this.have++] = bytes[at++]!;
-      if (this.have < this.want) continue;
-      this.have = 0;
-      this.next(this.field);
     }
-  }
-
-  private expect(want: number, next: (field: Buffer) => void): void {
-    this.want = want;
-    this.next = next;
-  }
-
-  private between(): void {
-    this.frames++;
-    this.isBetween = true;
-    this.expect(4, (field) => this.magic(field));
+    return at;
   }
 
   private magic(field: Buffer): void {
-    this.isBetween = false;
-    if (field.readUInt32LE(0) === FRAME_MAGIC) this.expect(1, (next) => this.descriptor(next[0]!));
-    else {
-      this.expect(4, (next) => {
-        this.skip = next.readUInt32LE(0);
-        this.between();
-      });
+    if (isSkippableMagic(field.readUInt32LE(0))) {
+      this.next = (size) => {
+        this.skip = size.readUInt32LE(0);
+        this.end();
+      };
+    } else {
+      this.want = 1;
+      this.next = (flags) => this.descriptor(flags[0]!);
     }
   }
 
@@ -70,13 +63,20 @@ export class ZstdFrames {
     const dictionaryBytes = [0, 1, 2, 4][flags & 3]!;
     this.hasChecksum = (flags & 4) !== 0;
     this.skip = (isSingleSegment ? 0 : 1) + dictionaryBytes + sizeBytes;
-    this.expect(3, (next) => this.block(next.readUIntLE(0, 3)));
+    this.want = 3;
+    this.next = (field) => this.block(field.readUIntLE(0, 3));
   }
 
   private block(header: number): void {
     this.skip = ((header >> 1) & 3) === RLE_BLOCK ? 1 : header >> 3;
     if ((header & 1) === 0) return;
-    if (this.hasChecksum) this.expect(4, () => this.between());
-    else this.between();
+    if (this.hasChecksum) this.skip += 4;
+    this.end();
+  }
+
+  /** What is left to skip is the last of the frame. */
+  private end(): void {
+    this.isLast = true;
+    this.want = 0;
   }
 }

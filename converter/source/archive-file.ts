@@ -2,14 +2,13 @@
  * An archive of an image: a tar whose members are read where they lie. A compressed archive is inflated once into a
  * temporary file, since members must be reached by position; `close` removes it.
  */
-import { createReadStream, createWriteStream } from 'node:fs';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { createReadStream } from 'node:fs';
+import { mkdtemp, open, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
-import { pipeline } from 'node:stream/promises';
-import * as zlib from 'node:zlib';
-import { messageOf, systemCode } from '#base';
+import { isDsecError } from '#base';
 import { fail } from '../errors.ts';
+import { decompress } from '../layer/decompress.ts';
 import { openRegular, readExactly } from './local-file.ts';
 import type { LayoutFiles, LocatedFile } from './oci-layout.ts';
 import { indexTar, memberName, type TarMember } from './tar-index.ts';
@@ -36,17 +35,8 @@ export class ArchiveFile implements LayoutFiles {
     const format = await compressionOf(root);
     let tarPath = root;
     if (format !== 'none') {
-      const inflater = decompressor(root, format);
       tarPath = join(await temporary.path(), 'archive.tar');
-      try {
-        const source = createReadStream(root, { highWaterMark: 256 * 1024 });
-        await pipeline(source, inflater, createWriteStream(tarPath, { flags: 'wx', mode: 0o600 }), { signal });
-      } catch (error) {
-        if (systemCode(error)?.startsWith('Z_') || systemCode(error)?.startsWith('ZSTD_')) {
-          throw fail('SOURCE_ARCHIVE', { path: root, reason: `damaged ${format} data: ${messageOf(error)}` }, error);
-        }
-        throw error;
-      }
+      await inflate(root, format, tarPath, signal);
     }
     return new ArchiveFile(root, tarPath, await indexTar(tarPath));
   }
@@ -124,13 +114,27 @@ async function compressionOf(path: string): Promise<Compression> {
   }
 }
 
-function decompressor(path: string, format: Exclude<Compression, 'none'>): NodeJS.ReadWriteStream {
-  if (format === 'gzip') return zlib.createGunzip({ chunkSize: 256 * 1024 });
-  // Node has zstd from 22.15 on.
-  const zstd = (zlib as { createZstdDecompress?: () => NodeJS.ReadWriteStream }).createZstdDecompress;
-  if (format === 'zstd' && zstd !== undefined) return zstd();
-  const command = format === 'zstd' ? 'zstd -d' : format === 'xz' ? 'xz -d' : 'bzip2 -d';
-  throw fail('SOURCE_ARCHIVE_COMPRESSION', { path, format, command: `${command} ${path}` });
+async function inflate(
+  path: string,
+  format: Exclude<Compression, 'none'>,
+  into: string,
+  signal: AbortSignal | undefined,
+): Promise<void> {
+  if (format === 'xz' || format === 'bzip2') {
+    throw fail('SOURCE_ARCHIVE_COMPRESSION', { path, format, command: `${format} -d ${path}` });
+  }
+  signal?.throwIfAborted();
+  const out = await open(into, 'wx', 0o600);
+  try {
+    const source = createReadStream(path, { highWaterMark: 256 * 1024 });
+    // A chunk is valid until the next one is asked for: it must be written by then.
+    for await (const chunk of decompress(source, format, { signal, label: path })) await out.writeFile(chunk);
+  } catch (error) {
+    if (!isDsecError(error) || !error.code.startsWith('LAYER_')) throw error;
+    throw fail('SOURCE_ARCHIVE', { path, reason: `damaged ${format} data: ${error.message}` }, error);
+  } finally {
+    await out.close();
+  }
 }
 
 /** A symlink's target as a member's name; `..` stops at the archive's root. */

@@ -72,18 +72,19 @@ export class RegistryAuth {
   }
 
   /**
-   * After a 401 to a request sent with `used`: gets what the challenge wants. Answers what it did, so that a caller who
-   * hears the same twice gives up; undefined when nothing more can be done.
+   * After a 401 to a request sent with `used`: gets what the challenge wants and says what that was. Undefined when nothing
+   * more can be done, which includes what is in `done`: the same answer twice will not help.
    */
   async answer(
     header: string | undefined,
     repository: string,
     scope: string,
     used: string | undefined,
+    done: ReadonlySet<string>,
   ): Promise<string | undefined> {
     const challenges = parseChallenges(header ?? '');
     const bearer = challenges.find((challenge) => challenge.scheme === 'bearer');
-    if (bearer !== undefined) return this.#answerBearer(bearer, repository, scope, used);
+    if (bearer !== undefined) return this.#answerBearer(bearer, repository, scope, used, done);
     if (challenges.some((challenge) => challenge.scheme === 'basic')) {
       const credentials = await this.#credentials(repository);
       if (credentials?.kind !== 'password') return undefined;
@@ -111,8 +112,11 @@ export class RegistryAuth {
     repository: string,
     scope: string,
     used: string | undefined,
+    done: ReadonlySet<string>,
   ): Promise<string | undefined> {
     const bearer = this.#parseBearer(challenge);
+    const did = `bearer ${bearer.realm} ${bearer.service} ${bearer.scope}`;
+    if (done.has(did)) return undefined;
     this.#bearer = bearer;
     this.#basic = undefined;
     const kept = this.#tokens.get(scope);
@@ -122,7 +126,7 @@ export class RegistryAuth {
       if (this.#tokens.get(scope) === kept) this.#tokens.delete(scope);
       await this.#tokenFor(bearer, repository, scope);
     }
-    return `bearer ${bearer.realm} ${bearer.service} ${bearer.scope}`;
+    return did;
   }
 
   #parseBearer(challenge: Challenge): BearerChallenge {

@@ -44,12 +44,21 @@ export interface HttpOptions {
   /** Connections to one origin; more requests wait. */
   readonly connections: number;
   readonly env: NodeJS.ProcessEnv;
+  readonly timeouts?: HttpTimeouts;
+}
+
+export interface HttpTimeouts {
+  /** Until the head of an answer is there; 30 s. */
+  readonly headersMs?: number;
+  /** Between two parts of a body; 60 s. */
+  readonly bodyIdleMs?: number;
 }
 
 const HEADERS_TIMEOUT_MS = 30_000;
 const BODY_IDLE_MS = 60_000;
 const CONNECT_TIMEOUT_MS = 15_000;
 const MAX_REDIRECTS = 10;
+const MAX_DRAIN_BYTES = 16 * 1024;
 const USER_AGENT = 'dsec/0.1';
 
 export class HttpClient {
@@ -106,13 +115,14 @@ export class HttpClient {
     elsewhere: boolean,
   ): Promise<HttpResponse> {
     request.signal?.throwIfAborted();
+    const { timeouts } = this.#options;
     const headers: Record<string, string> = { 'user-agent': USER_AGENT, ...request.headers };
     if (request.authorization !== undefined && !elsewhere) headers.authorization = request.authorization;
     const made = method === 'GET' || method === 'HEAD' ? undefined : request.body?.();
     const body = made === undefined || Buffer.isBuffer(made) ? made : Readable.from(made, { objectMode: false });
+    const agent = await this.#agentFor(url, request.action);
     let response: Dispatcher.ResponseData;
     try {
-      const agent = await this.#agentFor(url);
       response = await agent.request({
         origin: url.origin,
         path: `${url.pathname}${url.search}`,
@@ -120,8 +130,8 @@ export class HttpClient {
         headers,
         body,
         signal: request.signal,
-        headersTimeout: request.headersTimeoutMs ?? HEADERS_TIMEOUT_MS,
-        bodyTimeout: BODY_IDLE_MS,
+        headersTimeout: request.headersTimeoutMs ?? timeouts?.headersMs ?? HEADERS_TIMEOUT_MS,
+        bodyTimeout: timeouts?.bodyIdleMs ?? BODY_IDLE_MS,
       });
     } catch (error) {
       request.signal?.throwIfAborted();
@@ -160,10 +170,18 @@ export class HttpClient {
     return next;
   }
 
-  async #agentFor(url: URL): Promise<Dispatcher> {
+  async #agentFor(url: URL, action: string): Promise<Dispatcher> {
     // 50 ms to load: only those who talk to a registry pay.
     const { Agent, EnvHttpProxyAgent } = await import('undici');
-    if (this.#closed) throw new Error('the registry client is closed');
+    if (this.#closed) {
+      const remedy = 'it was closed while work was under way; start again';
+      throw fail('SOURCE_REGISTRY_UNREACHABLE', {
+        registry: this.#options.registry,
+        action,
+        problem: 'the client is closed',
+        remedy,
+      });
+    }
     const { env, insecure, connections } = this.#options;
     const loopback = isLoopback(url.hostname);
     const verified = !insecure && !loopback;
@@ -204,8 +222,11 @@ export function isLoopback(hostname: string): boolean {
   return host === 'localhost' || host.endsWith('.localhost') || host === '::1' || /^127(?:\.\d{1,3}){3}$/.test(host);
 }
 
+/** Gives up what is left of an answer. A short rest is read, since destroying it would end the connection too. */
 export function discard(response: HttpResponse): void {
-  response.body.destroy();
+  const length = response.header('content-length');
+  if (length !== undefined && Number(length) <= MAX_DRAIN_BYTES) response.body.resume();
+  else response.body.destroy();
 }
 
 /** The whole body. @throws SOURCE_TOO_LARGE, TransientFailure when it breaks off */
@@ -249,7 +270,9 @@ export function networkFailure(
       ? 'it seems to speak plain HTTP: allow that with --insecure'
       : unknownHost
         ? 'check the host name'
-        : 'check the address and the network, and try again';
+        : code === 'ECONNRESET' && url.protocol === 'https:'
+          ? 'check the address and the network; if it speaks plain HTTP only, allow that with --insecure'
+          : 'check the address and the network, and try again';
   const problem = unknownHost ? `no host ${url.hostname}` : `${url.host}: ${describe(error, code)}`;
   const made = fail('SOURCE_REGISTRY_UNREACHABLE', { registry, action, problem, remedy }, error);
   return certificate || plain || unknownHost ? made : new TransientFailure(made);
@@ -260,9 +283,9 @@ function describe(error: unknown, code: string): string {
     case 'ECONNREFUSED':
       return 'connection refused';
     case 'UND_ERR_HEADERS_TIMEOUT':
-      return `no answer within ${HEADERS_TIMEOUT_MS / 1000} s`;
+      return 'no answer came in time';
     case 'UND_ERR_BODY_TIMEOUT':
-      return `nothing more came for ${BODY_IDLE_MS / 1000} s`;
+      return 'nothing more came';
     case 'UND_ERR_SOCKET':
     case 'ECONNRESET':
     case 'EPIPE':

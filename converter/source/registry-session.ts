@@ -5,7 +5,15 @@
 import { fail } from '../errors.ts';
 import { RegistryAuth } from './auth.ts';
 import { type Credentials, findCredentials, parseCredentials } from './credentials.ts';
-import { discard, HttpClient, type HttpRequest, type HttpResponse, isLoopback, readBody } from './http-client.ts';
+import {
+  discard,
+  HttpClient,
+  type HttpRequest,
+  type HttpResponse,
+  type HttpTimeouts,
+  isLoopback,
+  readBody,
+} from './http-client.ts';
 import { quote } from './quote.ts';
 import { type Clock, parseRetryAfter, systemClock, TransientFailure, withRetries } from './retry.ts';
 
@@ -23,6 +31,7 @@ export interface RegistryClientOptions {
   /** For HOME, DOCKER_CONFIG, proxies; the process's own. */
   readonly env?: NodeJS.ProcessEnv;
   readonly clock?: Clock;
+  readonly timeouts?: HttpTimeouts;
 }
 
 export interface RegistryRequest {
@@ -66,6 +75,7 @@ export class RegistrySession {
       insecure: this.#insecure,
       connections: options.connections ?? DEFAULT_CONNECTIONS,
       env,
+      timeouts: options.timeouts,
     });
     this.#auth = new RegistryAuth({
       registry,
@@ -141,8 +151,8 @@ export class RegistrySession {
       if (response.status !== 401 || !own) return response;
       const challenge = response.header('www-authenticate');
       const detail = await this.#detail(response);
-      const done = await this.#auth.answer(challenge, repository, scope, authorization);
-      if (done === undefined || answered.has(done) || answered.size >= MAX_CHALLENGES) {
+      const done = await this.#auth.answer(challenge, repository, scope, authorization, answered);
+      if (done === undefined || answered.size >= MAX_CHALLENGES) {
         throw fail('SOURCE_REGISTRY_UNAUTHORIZED', {
           registry: this.registry,
           repository,

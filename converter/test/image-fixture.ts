@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { pack } from 'tar-stream';
+import { expect } from 'vitest';
 import { type Digest, digestOf, hexOf } from '#base';
 
 export interface TarInput {
@@ -124,4 +125,9 @@ export async function failureOf(
     return error as Error;
   }
   throw new Error('nothing failed');
+}
+
+/** Equal bytes. Comparing large buffers element by element, as `toEqual` does, takes seconds. */
+export function expectBytes(actual: Buffer, expected: Buffer): void {
+  expect([actual.length, digestOf(actual)]).toEqual([expected.length, digestOf(expected)]);
 }

@@ -1,4 +1,4 @@
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawnSync } from 'node:child_process';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { gzipSync } from 'node:zlib';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
@@ -12,6 +12,8 @@ import { failureOf, ImageFixture, type TarInput, tarOf, Workshop } from './image
 const work = new Workshop();
 afterAll(() => work.remove());
 const HOST = hostPlatform().architecture;
+const zstd = spawnSync('zstd', ['--version']).status === 0;
+if (!zstd) console.log('skipped: an archive in zstd needs the zstd program');
 let one: Buffer;
 let two: Buffer;
 
@@ -202,6 +204,18 @@ describe('compressed archives', () => {
     }
   });
 
+  test.skipIf(!zstd)('zstd', async () => {
+    const path = await file([
+      { name: 'l1', content: two },
+      { name: 'c', content: configOf([two]) },
+      manifest([{ Config: 'c', Layers: ['l1'] }]),
+    ]);
+    execFileSync('zstd', ['-q', path]);
+    const source = await openSource(`docker-archive:${path}.zst`, { workDir: work.path });
+    expect(bytesOf(await source.resolve(), 0)).toEqual(two);
+    await source.close();
+  });
+
   test('an aborted one leaves nothing', async () => {
     const path = work.fresh('compressed');
     writeFileSync(path, gzipSync(Buffer.alloc(1 << 20)));
@@ -305,7 +319,7 @@ describe('the index of a tar', () => {
     for (let length = 1; length < whole.length; length += 97) {
       writeFileSync(path, whole.subarray(0, length));
       const result = await indexTar(path).catch((error: unknown) => error);
-      if (result instanceof Map) expect([1536, 2048].some((end) => length >= end)).toBe(true);
+      if (result instanceof Map) expect(length).toBeGreaterThanOrEqual(512 + 700);
       else expect(isDsecError(result, 'SOURCE_ARCHIVE'), String(result)).toBe(true);
     }
   });

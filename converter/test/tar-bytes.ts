@@ -43,7 +43,8 @@ export function header(f: HeaderFields = {}): Buffer {
   if (f.major !== undefined) put(329, octal(f.major, 7));
   if (f.minor !== undefined) put(337, octal(f.minor, 7));
   if (f.prefix !== undefined) put(345, f.prefix);
-  for (const [at, bytes] of f.patch ?? []) (typeof bytes === 'string' ? Buffer.from(bytes, 'latin1') : bytes).copy(b, at);
+  for (const [at, bytes] of f.patch ?? [])
+    (typeof bytes === 'string' ? Buffer.from(bytes, 'latin1') : bytes).copy(b, at);
   b.fill(0x20, 148, 156);
   let sum = f.wrong ?? 0;
   for (const byte of b) sum += f.signedSum ? (byte << 24) >> 24 : byte;
@@ -61,7 +62,11 @@ export function file(name: string, data: Buffer | string = '', f: HeaderFields =
 }
 
 export function record(key: string, value: string | Buffer): Buffer {
-  const rest = Buffer.concat([Buffer.from(` ${key}=`, 'latin1'), Buffer.from(value as string, 'latin1'), Buffer.from('\n')]);
+  const rest = Buffer.concat([
+    Buffer.from(` ${key}=`, 'latin1'),
+    Buffer.from(value as string, 'latin1'),
+    Buffer.from('\n'),
+  ]);
   let length = rest.length;
   while (String(length).length + rest.length !== length) length = String(length).length + rest.length;
   return Buffer.concat([Buffer.from(String(length)), rest]);
@@ -153,4 +158,12 @@ export function readAll(tar: Buffer, chunkBytes = tar.length, keepsData = true):
   }
   reader.end();
   return recorder.seen;
+}
+
+/** Members as text, data as digests: quick to compare where there is much of it. */
+export function fingerprint(seen: readonly Seen[]): string[] {
+  return seen.map((member) => {
+    const data = member.data && createHash('sha256').update(member.data).digest('hex');
+    return JSON.stringify({ ...member, data });
+  });
 }

@@ -97,7 +97,8 @@ export class OverlayTree {
 
   #makeOpaque(dir: DirNode): void {
     for (const [name, child] of dir.children) this.#remove(dir, name, child);
-    dir.opaque = this.group;
+    // OverlayFS merges the roots of all layers whatever their attributes: there, each name gets a whiteout.
+    if (dir !== this.root) dir.opaque = this.group;
   }
 
   /** Takes a name out, remembering it if a lower group has it. */

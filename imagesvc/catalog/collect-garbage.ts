@@ -69,43 +69,59 @@ export async function collectGarbage(store: BlobStore, options: CollectOptions =
 }
 
 async function markLive(store: BlobStore, without: string | undefined): Promise<Set<Digest>> {
-  const live = new Set<Digest>();
+  const marks = new Marks(store);
   for (const { name, manifest } of await store.listRefs()) {
     if (name === without) continue;
     try {
-      await reachable(store, manifest.digest, live);
+      await marks.manifest(manifest.digest);
     } catch (error) {
       throw fail('CATALOG_GC_UNSAFE', { name, digest: manifest.digest, why: messageOf(error) }, error);
     }
   }
-  return live;
+  return marks.found;
 }
 
-/**
- * Adds to `seen` the manifest `digest` and all it leads to. Reads any OCI manifest or index, also one that a newer
- * version wrote: every descriptor counts, whatever its type.
- */
-async function reachable(store: BlobStore, digest: Digest, seen = new Set<Digest>()): Promise<Set<Digest>> {
-  if (seen.has(digest)) return seen;
-  const manifest = await readJson(store, digest);
-  seen.add(digest);
-  const digestIn = (value: unknown): Digest[] => {
-    const found = (value as { digest?: unknown } | null | undefined)?.digest;
-    return isDigest(found) ? [found] : [];
-  };
-  const listed = (value: unknown): Digest[] => (Array.isArray(value) ? value.flatMap(digestIn) : []);
-  for (const blob of [...digestIn(manifest.config), ...listed(manifest.layers), ...listed(manifest.blobs)])
-    seen.add(blob);
-  const annotations = manifest.annotations as Record<string, unknown> | null | undefined;
-  const base = annotations?.[BASE];
-  // An image holds all its layers itself: a base that is gone, or was never here, takes nothing from it.
-  const others = [...listed(manifest.manifests), ...digestIn(manifest.subject), ...(isDigest(base) ? [base] : [])];
-  for (const other of others) {
-    await reachable(store, other, seen).catch((error) => {
-      if (!isDsecError(error, 'STORE_BLOB_MISSING')) throw error;
-    });
+async function reachable(store: BlobStore, digest: Digest): Promise<Set<Digest>> {
+  const marks = new Marks(store);
+  await marks.manifest(digest);
+  return marks.found;
+}
+
+/** All that manifests lead to. Any OCI manifest or index, also one that a newer version wrote: every descriptor counts. */
+class Marks {
+  readonly found = new Set<Digest>();
+  readonly #store: BlobStore;
+  /** Apart from `found`: what one manifest names as a mere blob may be another's manifest. */
+  readonly #read = new Set<Digest>();
+
+  constructor(store: BlobStore) {
+    this.#store = store;
   }
-  return seen;
+
+  async manifest(digest: Digest): Promise<void> {
+    if (this.#read.has(digest)) return;
+    const manifest = await readJson(this.#store, digest);
+    this.#read.add(digest);
+    this.found.add(digest);
+    const { config, layers, blobs, manifests, subject, annotations } = manifest;
+    for (const blob of [...digestIn(config), ...digestsIn(layers), ...digestsIn(blobs)]) this.found.add(blob);
+    const base = (annotations as Record<string, unknown> | null | undefined)?.[BASE];
+    // An image holds all its layers itself: a base that is gone, or was never here, takes nothing from it.
+    for (const other of [...digestsIn(manifests), ...digestIn(subject), ...(isDigest(base) ? [base] : [])]) {
+      await this.manifest(other).catch((error) => {
+        if (!isDsecError(error, 'STORE_BLOB_MISSING')) throw error;
+      });
+    }
+  }
+}
+
+function digestIn(value: unknown): Digest[] {
+  const found = (value as { digest?: unknown } | null | undefined)?.digest;
+  return isDigest(found) ? [found] : [];
+}
+
+function digestsIn(value: unknown): Digest[] {
+  return Array.isArray(value) ? value.flatMap(digestIn) : [];
 }
 
 async function readJson(store: BlobStore, digest: Digest): Promise<Record<string, unknown>> {

@@ -40,35 +40,45 @@ export async function pullImage(
 ): Promise<Pulled> {
   const { full } = parseImageName(name);
   parseAddress(source); // Before anything is made in the store.
-  const { signal, parallel = DEFAULT_PARALLEL } = options;
   const staging = await store.stage();
   let depot: Depot | undefined;
   try {
     depot = await openDepot(source, { ...options, workDir: staging.path });
-    const manifest = await depot.manifest(signal);
-    const image = parseManifest(manifest, digestOf(manifest), full);
-    const fetched = new Map<Digest, { blob: Descriptor; path: string }>();
-    const blobs = allBlobsOf(image);
-    const fetch = new Fetch(store, depot, staging.path, fetched, options);
-    try {
-      await inParallel(blobs, parallel, (blob, stop) => fetch.blob(blob, stop), signal);
-    } catch (error) {
-      // A broken connection says nothing against what has arrived and been verified: the next try goes on from there.
-      if (isDsecError(error) && error.retryable) await publishAll(store, fetched.values());
-      throw error;
-    }
-    await publishAll(store, fetched.values());
-    return {
-      image: await publishManifest(store, full, manifest),
-      source: depot.description,
-      fetchedBlobs: fetched.size,
-      fetchedBytes: [...fetched.values()].reduce((total, { blob }) => total + blob.size, 0),
-      skippedBlobs: blobs.length - fetched.size,
-    };
+    return await pullFrom(store, depot, full, staging.path, options);
   } finally {
     await depot?.close();
     await staging.remove();
   }
+}
+
+/** The same from an open depot, by way of a staging folder. */
+export async function pullFrom(
+  store: BlobStore,
+  depot: Depot,
+  name: string,
+  folder: string,
+  options: TransferOptions,
+): Promise<Pulled> {
+  const { signal, parallel = DEFAULT_PARALLEL } = options;
+  const manifest = await depot.manifest(signal);
+  const blobs = allBlobsOf(parseManifest(manifest, digestOf(manifest), name));
+  const fetched = new Map<Digest, { blob: Descriptor; path: string }>();
+  const fetch = new Fetch(store, depot, folder, fetched, options);
+  try {
+    await inParallel(blobs, parallel, (blob, stop) => fetch.blob(blob, stop), signal);
+  } catch (error) {
+    // A broken connection says nothing against what has arrived and been verified: the next try goes on from there.
+    if (isDsecError(error) && error.retryable) await publishAll(store, fetched.values()).catch(() => {});
+    throw error;
+  }
+  await publishAll(store, fetched.values());
+  return {
+    image: await publishManifest(store, name, manifest),
+    source: depot.description,
+    fetchedBlobs: fetched.size,
+    fetchedBytes: [...fetched.values()].reduce((total, { blob }) => total + blob.size, 0),
+    skippedBlobs: blobs.length - fetched.size,
+  };
 }
 
 async function publishAll(store: BlobStore, files: Iterable<{ blob: Descriptor; path: string }>): Promise<void> {

@@ -23,7 +23,7 @@ import {
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
-import { type Digest, digestFromHex, hexOf, messageOf, systemCode } from '#base';
+import { type Digest, digestFromHex, hexOf, isDsecError, messageOf, systemCode } from '#base';
 import { lock } from '#linux';
 import { fail } from '../errors.ts';
 
@@ -125,7 +125,11 @@ export async function recordProof(path: string, digest: Digest, cacheDir: string
 async function prove(file: ProvenFile, digest: Digest, stat: BigIntStats, cacheDir: string): Promise<void> {
   const proof = proofPath(cacheDir, digest, stat);
   if (remembered(proof, stat)) return;
-  const held = await lockProof(proof, cacheDir);
+  // Without a usable cache there is nothing to remember in, and each mount hashes.
+  const held = await lockProof(proof, cacheDir).catch((error: unknown) => {
+    if (systemCode(error) === undefined || isDsecError(error)) throw error;
+    return undefined;
+  });
   try {
     // Somebody else may have hashed it while we waited.
     if (remembered(proof, stat)) return;
@@ -137,9 +141,9 @@ async function prove(file: ProvenFile, digest: Digest, stat: BigIntStats, cacheD
     if (fingerprint(after) !== fingerprint(stat)) {
       throw fail('MOUNT_DIGEST_MISMATCH', { path: file.path, digest, found: 'a file that changed while it was read' });
     }
-    if (settled(after)) writeProof(held.fd, after);
+    if (held !== undefined && settled(after)) writeProof(held.fd, after);
   } finally {
-    held.release();
+    held?.release();
   }
 }
 
@@ -176,9 +180,8 @@ function settled(stat: BigIntStats): boolean {
 function remembered(proof: string, stat: BigIntStats): boolean {
   try {
     return readFileSync(proof, 'latin1') === `${fingerprint(stat)}\n`;
-  } catch (error) {
-    if (systemCode(error) === 'ENOENT') return false;
-    throw error;
+  } catch {
+    return false;
   }
 }
 

@@ -184,6 +184,7 @@ function attach(table: MountTable, record: MountRecord, composed: ComposedMount)
   if (composed.kind === 'direct') {
     // Until its id is known it is found again by its source, `dsec:<id>`.
     composed.attach();
+    table.mountsChanged();
     const row = table.rowOf(record);
     return row === undefined ? record : { ...record, mountId: row.mountId, device: row.device };
   }

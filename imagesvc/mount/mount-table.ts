@@ -40,6 +40,8 @@ export class MountTable {
   readonly #mountsDir: string;
   readonly #layersDir: string;
   #records: MountRecord[] = [];
+  /** The kernel's table, read once a command where it can be: it grows with every mount of the node. */
+  #rows: MountRow[] | undefined;
 
   constructor(runDir: string) {
     this.runDir = runDir;
@@ -74,7 +76,17 @@ export class MountTable {
 
   /** Layers that are mounted in this namespace. */
   mountedLayers(): Set<Digest> {
-    return new Set(this.#layerRows(readMountInfo()).map(({ layer }) => layer));
+    return new Set(this.#layerRows().map(({ layer }) => layer));
+  }
+
+  /** To be called after mounting anything. */
+  mountsChanged(): void {
+    this.#rows = undefined;
+  }
+
+  #kernelRows(): readonly MountRow[] {
+    this.#rows ??= readMountInfo();
+    return this.#rows;
   }
 
   /** Makes the mount point of a layer. */
@@ -85,7 +97,8 @@ export class MountTable {
   }
 
   /** The mount that `record` tells of, as the kernel has it now; undefined when it has none. */
-  rowOf(record: MountRecord, rows: readonly MountRow[] = readMountInfo()): MountRow | undefined {
+  rowOf(record: MountRecord): MountRow | undefined {
+    const rows = this.#kernelRows();
     // Not by its path: the mount may have been moved. By its source only while no id is known: a bind mount of the target
     // that somebody made shows the same source.
     if (record.mountId !== undefined) {
@@ -97,8 +110,9 @@ export class MountTable {
 
   /** Unmounts what an unfinished mount may have attached, forgets it, and releases its layers. */
   undo(record: MountRecord): void {
+    this.mountsChanged();
     const row = this.rowOf(record);
-    if (row !== undefined && !detach(row)) return;
+    if (row !== undefined && !this.#detach(row)) return;
     this.remove(record.id);
     this.releaseLayers();
   }
@@ -113,22 +127,23 @@ export class MountTable {
 
     const undone: string[] = [];
     const dropped: string[] = [];
-    let rows = records.length === 0 ? [] : readMountInfo();
     let others: Set<string> | undefined;
     for (const record of records) {
-      const own = record.namespace === this.namespace;
-      if (record.owner.bootId === bootId() && !own) {
+      // After a reboot ids mean other mounts, and the first namespace has the same number again.
+      const thisBoot = record.owner.bootId === bootId();
+      const own = thisBoot && record.namespace === this.namespace;
+      if (thisBoot && !own) {
         others ??= liveNamespaces();
         if (others.has(record.namespace)) continue;
       }
-      let row = own ? this.rowOf(record, rows) : undefined;
+      let row = own ? this.rowOf(record) : undefined;
       if (record.state === 'mounted' && own && row === undefined) {
         // Mounts that come and go while the table is read can hide a row (before Linux 5.8): look twice before forgetting.
-        rows = readMountInfo();
-        row = this.rowOf(record, rows);
+        this.mountsChanged();
+        row = this.rowOf(record);
       }
       if (record.state === 'mounted' && row !== undefined) continue;
-      if (row !== undefined && !detach(row)) continue;
+      if (row !== undefined && !this.#detach(row)) continue;
       (record.state === 'mounting' ? undone : dropped).push(record.id);
       this.remove(record.id);
     }
@@ -139,9 +154,9 @@ export class MountTable {
   releaseLayers(): Digest[] {
     const used = new Set(this.ownRecords.flatMap((record) => record.layers));
     const released: Digest[] = [];
-    for (const { layer, row } of this.#layerRows(readMountInfo()).reverse()) {
+    for (const { layer, row } of this.#layerRows().reverse()) {
       if (used.has(layer)) continue;
-      if (detach(row)) released.push(layer);
+      if (this.#detach(row)) released.push(layer);
     }
     // Removing a folder takes away what is mounted on it in any namespace: only when nobody anywhere names the layer.
     const named = new Set(this.#records.flatMap((record) => record.layers));
@@ -156,14 +171,31 @@ export class MountTable {
     return released;
   }
 
-  #layerRows(rows: readonly MountRow[]): { layer: Digest; row: MountRow }[] {
+  #layerRows(): { layer: Digest; row: MountRow }[] {
     const prefix = fromText(`${this.#layersDir}/`);
     const found: { layer: Digest; row: MountRow }[] = [];
-    for (const row of rows) {
+    for (const row of this.#kernelRows()) {
       const name = row.mountPoint.startsWith(prefix) ? row.mountPoint.slice(prefix.length) : '';
       if (/^[0-9a-f]{64}$/.test(name) && row.type === 'erofs') found.push({ layer: digestFromHex(name), row });
     }
     return found;
+  }
+
+  /**
+   * In use or not, it goes: an unfinished mount and an unused layer have no users to protect. False when another mount
+   * lies on top, which is not ours to take away: a later command tries again.
+   */
+  #detach(row: MountRow): boolean {
+    const path = textOf(row.mountPoint);
+    try {
+      if (mountIdOf(path) !== row.mountId) return false;
+      umount(path);
+    } catch (error) {
+      if (systemCode(error) === 'EBUSY') umount(path, { lazy: true });
+      else if (systemCode(error) !== 'EINVAL' && systemCode(error) !== 'ENOENT') throw error;
+    }
+    this.#rows = this.#rows?.filter((other) => other !== row);
+    return true;
   }
 }
 
@@ -186,22 +218,6 @@ export async function withMountTable<T>(
     },
     { timeoutMs: LOCK_TIMEOUT_MS },
   );
-}
-
-/**
- * In use or not, it goes: an unfinished mount and an unused layer have no users to protect. False when another mount lies
- * on top, which is not ours to take away: a later command tries again.
- */
-function detach(row: MountRow): boolean {
-  const path = textOf(row.mountPoint);
-  try {
-    if (mountIdOf(path) !== row.mountId) return false;
-    umount(path);
-  } catch (error) {
-    if (systemCode(error) === 'EBUSY') umount(path, { lazy: true });
-    else if (systemCode(error) !== 'EINVAL' && systemCode(error) !== 'ENOENT') throw error;
-  }
-  return true;
 }
 
 /** A mount point of ours as text: targets come from text. */

@@ -18,7 +18,7 @@ export interface UpperOptions {
   readonly policy?: boolean;
   /** The overlay was mounted with `userxattr`. */
   readonly userXattr?: boolean;
-  /** What the layers below show at a path: see FolderOptions. Give it wherever the layer may be laid over another base. */
+  /** What the layers below show at a path (`openLowerView`): without it, marks that hide nothing here may hide something over another base. */
   readonly lower?: (path: ByteString) => 'dir' | 'other' | undefined;
   readonly signal?: AbortSignal;
 }

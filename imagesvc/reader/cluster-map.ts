@@ -162,8 +162,7 @@ function endOf(meta: Metadata, inode: Inode, map: ClusterMap, head: Cluster): nu
 /** Bytes of the physical cluster of `head`. */
 function storedBytes(meta: Metadata, inode: Inode, map: ClusterMap, head: Cluster): number {
   const { blockSize } = meta.sb;
-  const big =
-    map.advise & (head.type === LCLUSTER_TYPE.HEAD1 ? MAP_ADVISE.BIG_PCLUSTER_1 : MAP_ADVISE.BIG_PCLUSTER_2);
+  const big = map.advise & (head.type === LCLUSTER_TYPE.HEAD1 ? MAP_ADVISE.BIG_PCLUSTER_1 : MAP_ADVISE.BIG_PCLUSTER_2);
   if (!big || (head.lcn + 1) * 2 ** map.clusterBits >= inode.sizeBytes) return blockSize;
   const next = clusterAt(meta, inode, map, head.lcn + 1);
   if (next.type !== LCLUSTER_TYPE.NONHEAD) return blockSize;
@@ -397,4 +396,14 @@ function blocksBefore(
     }
   }
   return blocks;
+}
+
+/** Where header, index and inline cluster of a compressed inode end. */
+export function clusterMapEnd(meta: Metadata, inode: Inode): number {
+  const map = mapOf(meta, inode);
+  const headerEnd = Math.ceil(inode.bodyOffset / 8) * 8 + erofs.MAP_HEADER_SIZE;
+  if (map.wholeFragment || map.clusters === 0) return headerEnd;
+  const last = clusterAt(meta, inode, map, map.clusters - 1);
+  if (map.inlineBytes > 0) return map.inlineAt + map.inlineBytes;
+  return last.nextAt;
 }

@@ -52,7 +52,9 @@ export class Directory {
       for (let k = 0; k < block.entries; k++) {
         const at = start + k * erofs.DIRENT_SIZE;
         const nameEnd =
-          k + 1 < block.entries ? buf.readUInt16LE(at + erofs.DIRENT_SIZE + DIRENT.nameOff) : this.#lastNameEnd(block, nameAt);
+          k + 1 < block.entries
+            ? buf.readUInt16LE(at + erofs.DIRENT_SIZE + DIRENT.nameOff)
+            : this.#lastNameEnd(block, nameAt);
         const name = this.#name(block, number, k, nameAt, nameEnd);
         if (name <= previous) throw this.#corrupt(number, `entry ${k} is not in order`);
         previous = name;

@@ -15,14 +15,7 @@ import { type Extent, extentsOf } from './extent.ts';
 import { fileTypeOf, type Inode, isDirectory, isSymlink, readInode } from './inode.ts';
 import { Metadata } from './metadata.ts';
 import type { Superblock } from './superblock.ts';
-import {
-  findXattr,
-  type LongPrefixes,
-  readLongPrefixes,
-  readXattrs,
-  type StoredXattr,
-  storedXattrs,
-} from './xattr.ts';
+import { findXattr, type LongPrefixes, readLongPrefixes, readXattrs, type StoredXattr, storedXattrs } from './xattr.ts';
 
 /** Extents of one file are joined only up to here, so that one read of a device stays reasonable. */
 const READ_STEP_BYTES = 1024 * 1024;
@@ -90,7 +83,8 @@ export class ErofsReader {
   readlink(inode: Inode): ByteString {
     if (!isSymlink(inode)) throw this.meta.corrupt(inode.nid, 'used as a symbolic link, but is none');
     const target = byteString(this.readLocal(inode, 0, inode.sizeBytes));
-    if (target === '' || target.includes('\0')) throw this.meta.corrupt(inode.nid, 'a link target that is empty or holds a NUL');
+    if (target === '' || target.includes('\0'))
+      throw this.meta.corrupt(inode.nid, 'a link target that is empty or holds a NUL');
     return target;
   }
 
@@ -117,7 +111,8 @@ export class ErofsReader {
         this.meta,
         (offset, length) => {
           const got = this.readLocal(packed, offset, length);
-          if (got.length < length) throw this.meta.corrupt(packed.nid, `ends before its xattr prefixes at byte ${offset}`);
+          if (got.length < length)
+            throw this.meta.corrupt(packed.nid, `ends before its xattr prefixes at byte ${offset}`);
           return got;
         },
         packed.nid,
@@ -186,7 +181,8 @@ export class ErofsReader {
   }
 
   async #extentBytes(inode: Inode, extent: Extent, skip: number, count: number): Promise<Buffer> {
-    if (extent.encoding === 'fragment') return this.read(this.#fragmentHolder(inode, extent), extent.offset + skip, count);
+    if (extent.encoding === 'fragment')
+      return this.read(this.#fragmentHolder(inode, extent), extent.offset + skip, count);
     if (extent.device === 0) return this.#localBytes(inode, extent, skip, count);
     if (extent.encoding === 'raw') return this.#device(inode, extent.device, extent.offset + skip, count);
     const known = this.#decoded;
@@ -223,7 +219,8 @@ export class ErofsReader {
 
   async #device(inode: Inode, device: number, offset: number, length: number): Promise<Buffer> {
     const source = this.#devices[device - 1];
-    if (source === undefined) throw this.meta.corrupt(inode.nid, `its data lies on device ${device}, which is not there`);
+    if (source === undefined)
+      throw this.meta.corrupt(inode.nid, `its data lies on device ${device}, which is not there`);
     if (offset + length > source.sizeBytes) {
       throw this.meta.corrupt(
         inode.nid,

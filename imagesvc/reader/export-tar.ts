@@ -10,10 +10,7 @@ const PIECE_BYTES = 256 * 1024;
 const RECORD = 512;
 
 /** @param note gets a sentence for each thing left out */
-export async function* exportTar(
-  tree: ImageTree,
-  note: (text: string) => void = () => {},
-): AsyncGenerator<Buffer> {
+export async function* exportTar(tree: ImageTree, note: (text: string) => void = () => {}): AsyncGenerator<Buffer> {
   let pieces: Buffer[] = [];
   let held = 0;
   const hold = (bytes: Buffer): boolean => {

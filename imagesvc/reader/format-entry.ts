@@ -39,10 +39,24 @@ export function octalMode(mode: number): string {
   return (mode & 0o7777).toString(8).padStart(4, '0');
 }
 
+const DAY = 86_400;
+const TWO_DIGITS = Array.from({ length: 60 }, (_, k) => String(k).padStart(2, '0'));
+/** The date of the latest day asked for: files of one image mostly share a few. */
+let latestDay = Number.NaN;
+let latestDate = '';
+
 /** `2024-01-31 12:00:00`, UTC; `@seconds` outside the years that have a date. */
 export function timeText(seconds: number): string {
   if (!(Math.abs(seconds) <= 8.64e12)) return `@${seconds}`;
-  return new Date(seconds * 1000).toISOString().replace('T', ' ').slice(0, -5);
+  const day = Math.floor(seconds / DAY);
+  if (day !== latestDay) {
+    latestDay = day;
+    latestDate = new Date(day * DAY * 1000).toISOString().slice(0, -14);
+  }
+  const rest = seconds - day * DAY;
+  const hour = Math.floor(rest / 3600);
+  const minute = Math.floor(rest / 60) % 60;
+  return `${latestDate} ${TWO_DIGITS[hour]}:${TWO_DIGITS[minute]}:${TWO_DIGITS[rest % 60]}`;
 }
 
 /** `base/display`, quick for the names that need nothing. */
@@ -59,23 +73,20 @@ export function jsonText(key: string, value: ByteString): Record<string, string>
   return { [key]: display(value), [`${key}Base64`]: bytes.toString('base64') };
 }
 
-/** `path` may differ from the node's own (a name relative to what was listed). */
-export function jsonEntry(tree: ImageTree, node: TreeNode, path: ByteString): Record<string, unknown> {
+/** One object on one line, put together by hand: listings have hundreds of thousands of them. */
+export function jsonEntry(tree: ImageTree, node: TreeNode, path: ByteString): string {
   const { inode, kind } = node;
-  const entry: Record<string, unknown> = {
-    ...jsonText('path', path),
-    kind,
-    mode: octalMode(inode.mode),
-    size: inode.sizeBytes,
-    nlink: node.parts.length > 1 ? 1 : inode.nlink,
-    uid: inode.uid,
-    gid: inode.gid,
-    mtimeSec: inode.mtimeSec,
-    mtimeNsec: inode.mtimeNsec,
-    ino: inode.nid,
-    layer: node.layer,
-  };
-  if (kind === 'symlink') Object.assign(entry, jsonText('target', tree.readlink(node)));
-  if (kind === 'char' || kind === 'block') Object.assign(entry, erofs.decodeDevice(inode.union));
-  return entry;
+  const nlink = node.parts.length > 1 ? 1 : inode.nlink;
+  let more = '';
+  if (kind === 'symlink') more = `,${jsonMembers('target', tree.readlink(node))}`;
+  else if (kind === 'char' || kind === 'block') {
+    const { major, minor } = erofs.decodeDevice(inode.union);
+    more = `,"major":${major},"minor":${minor}`;
+  }
+  return `{${jsonMembers('path', path)},"kind":"${kind}","mode":"${octalMode(inode.mode)}","size":${inode.sizeBytes},"nlink":${nlink},"uid":${inode.uid},"gid":${inode.gid},"mtimeSec":${inode.mtimeSec},"mtimeNsec":${inode.mtimeNsec},"ino":${inode.nid},"layer":${node.layer}${more}}`;
+}
+
+function jsonMembers(key: string, value: ByteString): string {
+  if (/^[\x20\x21\x23-\x5b\x5d-\x7e]*$/.test(value)) return `"${key}":"${value}"`;
+  return JSON.stringify(jsonText(key, value)).slice(1, -1);
 }

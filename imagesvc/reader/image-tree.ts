@@ -163,7 +163,10 @@ export class ImageTree {
       const more = part !== dir.parts.at(-1);
       for (const entry of reader.readdir(part.inode)) {
         let child = found.get(entry.name);
-        if (child === undefined) found.set(entry.name, (child = { parts: [], open: true }));
+        if (child === undefined) {
+          child = { parts: [], open: true };
+          found.set(entry.name, child);
+        }
         if (child.open) child.open = this.#stack(child.parts, part.layer, reader.inodeOf(entry), more);
       }
     }

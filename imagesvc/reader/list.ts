@@ -66,7 +66,7 @@ function lines(tree: ImageTree, nodes: readonly TreeNode[], dir: ByteString, opt
   if (options.json) {
     for (const node of nodes) {
       const path = node.parent === undefined ? '/' : joined(dir, node.name);
-      text += `${JSON.stringify(jsonEntry(tree, node, path))}\n`;
+      text += `${jsonEntry(tree, node, path)}\n`;
     }
     return text;
   }
@@ -74,24 +74,33 @@ function lines(tree: ImageTree, nodes: readonly TreeNode[], dir: ByteString, opt
     for (const node of nodes) text += `${shown(node.name || '/')}\n`;
     return text;
   }
-  const widths = [0, 0, 0, 0];
   const rows = nodes.map((node) => {
     const { inode, kind } = node;
     const device = kind === 'char' || kind === 'block' ? erofs.decodeDevice(inode.union) : undefined;
-    const columns = [
-      String(node.parts.length > 1 ? 1 : inode.nlink),
-      String(inode.uid),
-      String(inode.gid),
-      device === undefined ? String(inode.sizeBytes) : `${device.major}, ${device.minor}`,
-    ];
-    for (let k = 0; k < 4; k++) if (columns[k]!.length > widths[k]!) widths[k] = columns[k]!.length;
-    return columns;
+    return {
+      nlink: String(node.parts.length > 1 ? 1 : inode.nlink),
+      uid: String(inode.uid),
+      gid: String(inode.gid),
+      size: device === undefined ? String(inode.sizeBytes) : `${device.major}, ${device.minor}`,
+    };
   });
-  for (const [k, node] of nodes.entries()) {
+  const nlinkWidth = widest(rows, 'nlink');
+  const uidWidth = widest(rows, 'uid');
+  const gidWidth = widest(rows, 'gid');
+  const sizeWidth = widest(rows, 'size');
+  for (let k = 0; k < nodes.length; k++) {
+    const node = nodes[k]!;
+    const { nlink, uid, gid, size } = rows[k]!;
     const { inode, kind } = node;
-    const row = rows[k]!;
+    const time = timeText(inode.mtimeSec).slice(0, -3);
     const target = kind === 'symlink' ? ` -> ${shown(tree.readlink(node))}` : '';
-    text += `${modeText(kind, inode.mode)} ${row[0]!.padStart(widths[0]!)} ${row[1]!.padStart(widths[1]!)} ${row[2]!.padStart(widths[2]!)} ${row[3]!.padStart(widths[3]!)} ${timeText(inode.mtimeSec).slice(0, 16)} ${shown(node.name || '/')}${target}\n`;
+    text += `${modeText(kind, inode.mode)} ${nlink.padStart(nlinkWidth)} ${uid.padStart(uidWidth)} ${gid.padStart(gidWidth)} ${size.padStart(sizeWidth)} ${time} ${shown(node.name || '/')}${target}\n`;
   }
   return text;
+}
+
+function widest<K extends string>(rows: readonly Readonly<Record<K, string>>[], column: K): number {
+  let width = 0;
+  for (const row of rows) if (row[column].length > width) width = row[column].length;
+  return width;
 }

@@ -10,7 +10,7 @@ import { type Digest, digestFromHex, hexOf } from '#base';
 import type { ErofsLayer } from '../catalog/image.ts';
 import { fail } from '../errors.ts';
 import type { BlobStore } from '../store/blob-store.ts';
-import { FileBytes, FileSource, MemoryBytes, META_IN_MEMORY_BYTES, type MetaBytes } from './byte-source.ts';
+import { FileBytes, FileSource, META_IN_MEMORY_BYTES, MemoryBytes, type MetaBytes } from './byte-source.ts';
 import { ErofsReader } from './erofs-reader.ts';
 import { type ChunkCache, VerifiedBlob } from './verified-blob.ts';
 

@@ -58,7 +58,8 @@ function entryAt(
   const nameIndex = meta.bytes.buf.readUInt8(at + XATTR_ENTRY.nameIndex);
   const valueBytes = meta.bytes.buf.readUInt16LE(at + XATTR_ENTRY.valueSize);
   const length = erofs.XATTR_ENTRY_SIZE + nameLen + valueBytes;
-  if (offset + length > limit) throw meta.corrupt(nid, `xattr at byte ${offset}, ${length} bytes long, passes byte ${limit}`);
+  if (offset + length > limit)
+    throw meta.corrupt(nid, `xattr at byte ${offset}, ${length} bytes long, passes byte ${limit}`);
   const prefix =
     nameIndex & XATTR_INDEX.LONG_PREFIX
       ? prefixes[nameIndex & XATTR_INDEX.LONG_PREFIX_MASK]
@@ -89,12 +90,7 @@ export function readXattrs(meta: Metadata, inode: Inode, prefixes: LongPrefixes)
   return out;
 }
 
-export function findXattr(
-  meta: Metadata,
-  inode: Inode,
-  prefixes: LongPrefixes,
-  name: ByteString,
-): Buffer | undefined {
+export function findXattr(meta: Metadata, inode: Inode, prefixes: LongPrefixes, name: ByteString): Buffer | undefined {
   if (inode.xattrBytes === 0) return undefined;
   for (const entry of storedXattrs(meta, inode, prefixes)) {
     if (entry.name !== name) continue;
@@ -123,7 +119,8 @@ export function readLongPrefixes(
     }
     const record = read(at + 2, length);
     const base = erofs.XATTR_PREFIX[record.readUInt8(0)];
-    if (base === undefined) throw meta.corrupt(nid, `long xattr prefix ${k} has the unknown base ${record.readUInt8(0)}`);
+    if (base === undefined)
+      throw meta.corrupt(nid, `long xattr prefix ${k} has the unknown base ${record.readUInt8(0)}`);
     out.push(base + byteString(record, 1));
     at += 2 + length;
   }

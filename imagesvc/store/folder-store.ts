@@ -7,6 +7,7 @@
  * whole, or not there). The umask has no say: files are 0644, folders 0755.
  */
 import { createHash } from 'node:crypto';
+import { fchmodSync } from 'node:fs';
 import {
   constants,
   copyFile,
@@ -40,6 +41,7 @@ const TAGS = '_tags';
 const HEX = /^[0-9a-f]{64}$/;
 const STREAM_BYTES = 1024 * 1024;
 const HOLD_TIMEOUT_MS = 30_000;
+const RENAME_ATTEMPTS = 100;
 
 export class FolderStore implements BlobStore {
   readonly url: string;
@@ -82,7 +84,8 @@ export class FolderStore implements BlobStore {
         await utimes(path, now, now);
       } catch (error) {
         if (systemCode(error) === 'ENOENT') return undefined;
-        throw error;
+        // Another user's blob stays as old as it is; it is there all the same.
+        if (systemCode(error) !== 'EPERM' && systemCode(error) !== 'EACCES') throw error;
       }
       return this.stat(digest);
     });
@@ -159,7 +162,10 @@ export class FolderStore implements BlobStore {
       const deadline = Date.now() + HOLD_TIMEOUT_MS;
       for (let waitMs = 2; ; waitMs = Math.min(100, waitMs * 2)) {
         const lock = await tryLock(path, purpose === 'publish' ? 'shared' : 'exclusive');
-        if (lock !== undefined) return { release: async () => lock.release() };
+        if (lock !== undefined) {
+          fchmodSync(lock.fd, FILE_MODE);
+          return { release: async () => lock.release() };
+        }
         if (Date.now() > deadline) throw fail('STORE_BUSY', { store: this.#root, path });
         await new Promise((resolve) => setTimeout(resolve, waitMs * (0.5 + Math.random())));
       }
@@ -320,11 +326,7 @@ export class FolderStore implements BlobStore {
 
   /** Whether the blob is there already, whole; then it is made young, and durable even if its writer is not done with that. */
   async #adopt(digest: Digest, sizeBytes: number): Promise<boolean> {
-    const found = await this.renew(digest).catch((error) => {
-      // Another user's blob: we cannot touch it, but what is there is there.
-      if (systemCode((error as Error).cause) === 'EPERM') return this.stat(digest);
-      throw error;
-    });
+    const found = await this.renew(digest);
     if (found?.sizeBytes !== sizeBytes) return false;
     await syncFolder(this.#blobs);
     return true;
@@ -377,17 +379,18 @@ export class FolderStore implements BlobStore {
       try {
         const file = join(staging.path, 'object');
         await writeNewFile(file, Buffer.from(text), durable);
-        for (;;) {
+        for (let attempt = 0; ; attempt++) {
           await ensureFolder(dirname(path));
           try {
             await rename(file, path);
             break;
           } catch (error) {
-            // deleteRef removes empty folders.
-            if (systemCode(error) !== 'ENOENT') throw error;
+            // deleteRef removes empty folders, perhaps this one, perhaps again.
+            if (systemCode(error) !== 'ENOENT' || attempt === RENAME_ATTEMPTS) throw error;
           }
         }
-        if (durable) await syncFolder(dirname(path));
+        // Gone again already: deleted by another, which makes that durable.
+        if (durable) await syncFolder(dirname(path)).catch(undefinedIfMissing);
       } finally {
         await staging.remove();
       }

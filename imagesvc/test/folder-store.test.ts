@@ -1,4 +1,4 @@
-import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
   existsSync,
@@ -21,6 +21,7 @@ import type { BlobStore } from '../store/blob-store.ts';
 import { FolderStore } from '../store/folder-store.ts';
 import { defaultStoreUrl, openStore } from '../store/open-store.ts';
 import { sweepFolders } from '../store/staging.ts';
+import { startWriter, writerPath } from './start-writer.ts';
 import { collected, someBytes, storeConformance } from './store-conformance.ts';
 
 const temporary = () => mkdtempSync(join(tmpdir(), 'dsec-folder-store-'));
@@ -153,6 +154,7 @@ describe('the layout', () => {
       await staging.remove();
       await deep.setRef({ name: 'team/app:1', manifest: { mediaType: 'm', digest, size: 1 } });
       await deep.putRecord('conversion', 'k.1', { a: 1 });
+      await (await deep.hold('publish')).release();
     } finally {
       process.umask(umask);
     }
@@ -172,6 +174,7 @@ describe('the layout', () => {
       [`/new/er/blobs/sha256/${hexOf(digestOf('x'))}`]: '644',
       [`/new/er/blobs/sha256/${hexOf(digestOf('y'))}`]: '644',
       '/new/er/dsec-store.json': '644',
+      '/new/er/lock': '644',
       '/new/er/records': '755',
       '/new/er/records/conversion': '755',
       '/new/er/records/conversion/k.1.json': '644',
@@ -307,12 +310,6 @@ describe('staging folders', () => {
   });
 });
 
-const writer = join(import.meta.dirname, 'store-writer.mjs');
-/** A process of its own that publishes, as store-writer.mjs says. */
-export function startWriter(...args: string[]): ChildProcess {
-  return spawn(process.execPath, [writer, ...args], { stdio: ['ignore', 'pipe', 'inherit'] });
-}
-
 test('twenty processes that write the same blobs and refs all succeed', async () => {
   const codes = await Promise.all(
     Array.from(
@@ -322,6 +319,7 @@ test('twenty processes that write the same blobs and refs all succeed', async ()
   );
   expect(codes).toEqual(Array.from({ length: 20 }, () => 0));
   const blobs = await collected(store.listBlobs());
+  // Three blobs, and an image's metadata, data, chunk digests, config and manifest.
   expect(blobs).toHaveLength(8);
   for (const { digest } of blobs) await store.readVerified(digest);
   expect((await store.listRefs()).map((ref) => ref.name)).toEqual(['shared/name:latest']);
@@ -400,7 +398,7 @@ describe.skipIf(process.getuid?.() !== 0)('a file system that refuses (as root)'
     chmodSync(root, 0o755);
     // In a process of its own: what this one may do is not to be changed under its feet.
     const run = (mode: string) =>
-      execFileSync(process.execPath, [writer, mode, at()], {
+      execFileSync(process.execPath, [writerPath(), mode, at()], {
         uid: 65534,
         gid: 65534,
         encoding: 'utf8',

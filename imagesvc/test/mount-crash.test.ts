@@ -35,7 +35,7 @@ function child(bench: Bench, order: object, failPoint?: string): Promise<Ended> 
   });
 }
 
-describe.skipIf(!isRoot || !haveMkfs())('mounts and crashes', () => {
+describe.skipIf(!isRoot || !haveMkfs())('mounts and crashes', { timeout: 300_000 }, () => {
   let bench: Bench;
   let options: { store: Bench['store']; runDir: string; cacheDir: string };
   let layers: ErofsLayer[];

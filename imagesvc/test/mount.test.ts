@@ -34,6 +34,7 @@ import {
   umount,
 } from '#linux';
 import type { ErofsLayer } from '../catalog/image.ts';
+import type { BlobFiles } from '../mount/blob-files.ts';
 import { listMounts, mountImage, reclaimMounts, unmount } from '../mount/image-mount.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { type Bench, bindDevice, haveMkfs, isRoot, makeBench, NOTHING } from './mount-fixture.ts';
@@ -195,6 +196,24 @@ describe.skipIf(!isRoot || !haveMkfs())('image mounts', () => {
     await mountImage({ ...options, layers: many, target });
     expect(readdirSync(target).length).toBe(60);
     expect(readFileSync(join(target, 'f59'), 'utf8')).toBe('59');
+    await unmount(target, options);
+    expect(bench.leftovers()).toEqual(NOTHING);
+  });
+
+  it('takes files from elsewhere; those that their server verifies are not hashed', async () => {
+    const layer = base();
+    const { digest } = layer.devices[0]!.blob;
+    const served = join(bench.root, 'served');
+    const bytes = readFileSync(bench.blobPath(digest));
+    bytes[0]! ^= 1;
+    writeFileSync(served, bytes);
+    const files: BlobFiles = {
+      fileFor: async (blob) => (blob.digest === digest ? served : bench.blobPath(blob.digest)),
+      verifiedOnRead: (blob) => blob.digest === digest,
+    };
+    const target = bench.folder('target');
+    await mountImage({ files, runDir: bench.runDir, cacheDir: bench.cacheDir, layers: [layer], target });
+    expect(readFileSync(join(target, 'dir', 'old'), 'utf8')).toBe('old');
     await unmount(target, options);
     expect(bench.leftovers()).toEqual(NOTHING);
   });
@@ -425,7 +444,9 @@ describe.skipIf(!isRoot || !haveMkfs())('image mounts', () => {
     const record = JSON.parse(readFileSync(file, 'utf8'));
     const put = (change: object, name: string) =>
       writeFileSync(join(bench.runDir, 'mounts', `${name}.json`), JSON.stringify({ ...record, ...change, id: name }));
-    put({ owner: { ...record.owner, bootId: 'other' }, namespace: 'mnt:[1]' }, 'booted');
+    // With the same mount id: it must not be taken for the mount that has this id now.
+    put({ owner: { ...record.owner, bootId: 'other' } }, 'booted');
+    put({ owner: { ...record.owner, bootId: 'other' }, state: 'mounting' }, 'rebooted');
     put({ namespace: 'mnt:[1]' }, 'gone');
     writeFileSync(join(bench.runDir, 'mounts', 'damaged.json'), '{"id":"dam');
     writeFileSync(join(bench.runDir, 'mounts', '.half.tmp'), '{');
@@ -438,6 +459,8 @@ describe.skipIf(!isRoot || !haveMkfs())('image mounts', () => {
     put({ namespace: theirs, target: '/elsewhere' }, 'living');
     const report = await reclaimMounts(options);
     expect([...report.dropped].sort()).toEqual(['booted', 'gone']);
+    expect(report.undone).toEqual(['rebooted']);
+    expect(readFileSync(join(target, 'file'), 'utf8')).toBe(BASE);
     await unmount(target, options);
     // Its layer's folder stays: removing it would unmount the layer over there.
     expect(bench.leftovers()).toMatchObject({ mounts: [], records: ['living.json'] });
@@ -460,10 +483,14 @@ describe.skipIf(!isRoot || !haveMkfs())('image mounts', () => {
   });
 });
 
-describe.skipIf(isRoot)('image mounts without root', () => {
-  it('says so', async () => {
-    await expect(mountImage({ layers: [{} as ErofsLayer], target: '/' })).rejects.toMatchObject({
-      code: 'MOUNT_NOT_ROOT',
-    });
-  });
+it.skipIf(!isRoot)('says so without root', async () => {
+  process.seteuid!(65534);
+  try {
+    const refused = mountImage({ layers: [{ meta: { digest: digestOf('') } } as ErofsLayer], target: '/' });
+    await expect(refused).rejects.toMatchObject({ code: 'MOUNT_NOT_ROOT', exit: 5 });
+    await expect(unmount('/')).rejects.toMatchObject({ code: 'MOUNT_NOT_ROOT' });
+    expect(await listMounts({ runDir: '/nonexistent' })).toEqual([]);
+  } finally {
+    process.seteuid!(0);
+  }
 });

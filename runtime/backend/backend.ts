@@ -29,6 +29,8 @@ export interface ProcessSpec {
   readonly additionalGids: readonly number[];
   /** The standard streams are a terminal of the sandbox's own. */
   readonly terminal: boolean;
+  /** Of the terminal at the start, where it is known. */
+  readonly terminalSize?: { readonly rows: number; readonly columns: number };
 }
 
 export interface LaunchSpec {

@@ -7,7 +7,17 @@
  * needs nothing but the id: the runtime's state folder first, then whatever is still in the sandbox's cgroups.
  */
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
-import { existsSync, mkdirSync, readFileSync, rmSync, statfsSync, statSync, watch, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  type FSWatcher,
+  mkdirSync,
+  readFileSync,
+  rmSync,
+  statfsSync,
+  statSync,
+  watch,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { messageOf } from '#base';
@@ -93,7 +103,7 @@ class OciBackend implements Backend {
     const pidFile = join(spec.folder, 'pid');
     for (const path of [log, pidFile]) rmSync(path, { force: true });
     writeFileSync(join(spec.folder, 'config.json'), JSON.stringify(ociSpec(spec)), { mode: 0o600 });
-    const pipes = spec.stdio === 'pipe' ? makeStdioPipes(spec.folder) : undefined;
+    const pipes = spec.stdio === 'pipe' ? makeStdioPipes() : undefined;
     const [program, ...args] = [
       ...['setpriv', '--pdeathsig', 'KILL'],
       ...this.command,
@@ -111,11 +121,15 @@ class OciBackend implements Backend {
     const exited = exitOf(child, program!);
     exited.catch(() => {});
     const running = new OciSandbox(this.name, exited, pipes, log, pidFile);
-    const first = await Promise.race([
-      started.promise.then(() => 'started' as const),
-      exited.then(() => 'exited' as const),
-    ]);
-    started.stop();
+    let first: 'started' | 'exited';
+    try {
+      first = await Promise.race([
+        started.promise.then(() => 'started' as const),
+        exited.then(() => 'exited' as const),
+      ]);
+    } finally {
+      started.stop();
+    }
     // Gone without a pid: it never ran, or was too quick for the watcher.
     if (first === 'exited' && !existsSync(pidFile)) {
       for (const stream of pipes === undefined ? [] : [pipes.stdin, pipes.stdout, pipes.stderr]) stream.destroy();
@@ -229,21 +243,26 @@ function closed(stream: StdioPipes['stdout']): Promise<void> {
 }
 
 function pidFileWritten(folder: string, pidFile: string): { promise: Promise<void>; stop(): void } {
-  let stop = () => {};
+  let check = () => {};
   const promise = new Promise<void>((resolve) => {
-    const check = () => {
+    check = () => {
       if ((statSync(pidFile, { throwIfNoEntry: false })?.size ?? 0) > 0) resolve();
     };
-    const watcher = watch(folder, { persistent: false }, check);
-    // inotify instances are limited; a sandbox without one only learns later that it has started.
-    watcher.on('error', () => {});
-    const timer = setInterval(check, 50);
-    stop = () => {
-      watcher.close();
-      clearInterval(timer);
-    };
   });
-  return { promise, stop: () => stop() };
+  // inotify instances are limited: without one we only learn a little later that it has started.
+  const timer = setInterval(check, 50);
+  let watcher: FSWatcher | undefined;
+  try {
+    watcher = watch(folder, { persistent: false }, check);
+    watcher.on('error', () => {});
+  } catch {
+    watcher = undefined;
+  }
+  const stop = () => {
+    clearInterval(timer);
+    watcher?.close();
+  };
+  return { promise, stop };
 }
 
 /** Message of the last error in the runtime's log (JSON lines). */

@@ -83,6 +83,7 @@ export function ociSpec(spec: LaunchSpec): Record<string, unknown> {
     hostname: spec.hostname,
     process: {
       terminal: process.terminal,
+      consoleSize: process.terminalSize && { height: process.terminalSize.rows, width: process.terminalSize.columns },
       user: { uid: process.uid, gid: process.gid, additionalGids: process.additionalGids },
       args: process.args,
       env: process.env,

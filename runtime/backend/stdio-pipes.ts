@@ -1,15 +1,11 @@
 /**
  * Pipes to a child's standard streams, as real pipes. What Node's `stdio: 'pipe'` makes are sockets, and a program in a
- * container that opens /dev/stdout or /dev/stderr (shells do, for `> /dev/stderr`) fails on those. Named pipes, unlinked
- * as soon as both ends are open; open to any user, as a sandbox's user may open its own /dev/stdout again.
+ * container that opens /dev/stdout or /dev/stderr (shells do, for `> /dev/stderr`) fails on those. Open to any user: a
+ * sandbox's user may open its own /dev/stdout again, and nobody else can name these.
  */
-import { closeSync, constants, openSync, unlinkSync } from 'node:fs';
+import { closeSync, fchmodSync } from 'node:fs';
 import { Socket } from 'node:net';
-import { join } from 'node:path';
-import { fromText } from '#base';
-import { mkfifo } from '#linux';
-
-const { O_RDONLY, O_WRONLY, O_NONBLOCK } = constants;
+import { makePipe } from '#linux';
 
 export interface StdioPipes {
   readonly stdin: Socket;
@@ -21,15 +17,13 @@ export interface StdioPipes {
   closeChildEnds(): void;
 }
 
-export function makeStdioPipes(folder: string): StdioPipes {
-  const stdin = makePipe(join(folder, 'stdin'), 'to-child');
-  const stdout = makePipe(join(folder, 'stdout'), 'from-child');
-  const stderr = makePipe(join(folder, 'stderr'), 'from-child');
-  const childFds = [stdin.child, stdout.child, stderr.child] as const;
+export function makeStdioPipes(): StdioPipes {
+  const [stdin, stdout, stderr] = [openPipe(), openPipe(), openPipe()];
+  const childFds = [stdin.readFd, stdout.writeFd, stderr.writeFd] as const;
   return {
-    stdin: new Socket({ fd: stdin.own, readable: false, writable: true }),
-    stdout: new Socket({ fd: stdout.own, readable: true, writable: false }),
-    stderr: new Socket({ fd: stderr.own, readable: true, writable: false }),
+    stdin: new Socket({ fd: stdin.writeFd, readable: false, writable: true }),
+    stdout: new Socket({ fd: stdout.readFd, readable: true, writable: false }),
+    stderr: new Socket({ fd: stderr.readFd, readable: true, writable: false }),
     childFds,
     closeChildEnds() {
       for (const fd of childFds) closeSync(fd);
@@ -37,20 +31,8 @@ export function makeStdioPipes(folder: string): StdioPipes {
   };
 }
 
-function makePipe(path: string, direction: 'to-child' | 'from-child'): { own: number; child: number } {
-  mkfifo(fromText(path), 0o666);
-  try {
-    if (direction === 'from-child') {
-      const own = openSync(path, O_RDONLY | O_NONBLOCK);
-      return { own, child: openSync(path, O_WRONLY) };
-    }
-    // The write end opens only when a reader is there, and the child's end must block: so first a reader to throw away.
-    const opener = openSync(path, O_RDONLY | O_NONBLOCK);
-    const own = openSync(path, O_WRONLY | O_NONBLOCK);
-    const child = openSync(path, O_RDONLY);
-    closeSync(opener);
-    return { own, child };
-  } finally {
-    unlinkSync(path);
-  }
+function openPipe() {
+  const pipe = makePipe();
+  fchmodSync(pipe.readFd, 0o666);
+  return pipe;
 }

@@ -10,7 +10,7 @@ import type { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { failPoint } from '#base';
 import { type BlobStore, type ErofsLayer, type Image, mountImage, type OciConfig, readConfig } from '#imagesvc';
-import { type FileLock, processIdentity, tryLock } from '#linux';
+import { type FileLock, processIdentity } from '#linux';
 import type { Backend, Exit, RunningSandbox } from '../backend/backend.ts';
 import { findOciRuntime } from '../backend/oci-runtime.ts';
 import { MOUNT_POINTS } from '../backend/oci-spec.ts';
@@ -29,7 +29,7 @@ import {
   type SandboxRecord,
   writeRecord,
 } from './sandbox-record.ts';
-import { backendFor, reclaimSandboxes, removeSandbox } from './sandboxes.ts';
+import { backendFor, lockName, reclaimSandboxes, removeSandbox } from './sandboxes.ts';
 import { forwardSignals, type TakeSignals } from './signal-forwarding.ts';
 import { type RuntimeFolders, runtimeFolders, type SandboxFolders, sandboxFolders } from './state-folders.ts';
 import { lookUpUser } from './user-lookup.ts';
@@ -130,13 +130,20 @@ export async function runContainer(options: RunOptions): Promise<RunResult> {
       await dismantle(readRecord(places.record) ?? record, places, folders, backend).catch(() => {});
     throw error;
   } finally {
-    signals.stop();
     if (kept) lock.release();
-    else
-      await removeFolder(places).then(
-        () => releaseAndForget(lock),
-        () => lock.release(),
-      );
+    else await forgetSandbox(places, lock);
+    // Last: a signal in the middle of cleaning up is for nobody any more.
+    signals.stop();
+  }
+}
+
+/** What cannot be removed now the next command finds without a record, or with one that says `running`. */
+async function forgetSandbox(places: SandboxFolders, lock: FileLock): Promise<void> {
+  try {
+    await removeFolder(places);
+    releaseAndForget(lock);
+  } catch {
+    lock.release();
   }
 }
 
@@ -147,8 +154,7 @@ async function takeName(
   folders: RuntimeFolders,
 ): Promise<FileLock> {
   for (let replace = options.replace === true; ; replace = false) {
-    const lock = tryLock(places.lock);
-    if (lock === undefined) throw fail('RUNTIME_SANDBOX_BUSY', { name });
+    const lock = await lockName(name, places);
     let existing: SandboxRecord | undefined;
     try {
       existing = readRecord(places.record);
@@ -229,8 +235,8 @@ class Run {
     const mountedAt = performance.now();
     failPoint('run-mounted');
 
-    const process = await this.process(record.name, config, args);
     const finished = this.mountPoints(record);
+    const process = await this.process(record.name, config, args);
     const sandbox = await this.launch(finished, process);
     const startedAt = performance.now();
     failPoint('run-launched');
@@ -267,9 +273,11 @@ class Run {
       hostname: name,
       terminal,
     });
-    await checkCommand(root, args[0]!, env, cwd);
+    await checkCommand(root, args[0]!, env, cwd, user);
     const { uid, gid, additionalGids } = user;
-    return { args, env, cwd, uid, gid, additionalGids, terminal };
+    const { columns, rows } = [process.stdout, process.stderr].find((stream) => stream.isTTY) ?? {};
+    const terminalSize = terminal && columns && rows ? { columns, rows } : undefined;
+    return { args, env, cwd, uid, gid, additionalGids, terminal, terminalSize };
   }
 
   /** The record names those that are made before they are. */

@@ -5,8 +5,8 @@
  * killed: what it ran is ended, its mount taken away, and its upper removed, unless it was to be kept.
  */
 import { readdirSync } from 'node:fs';
-import { messageOf } from '#base';
-import { tryLock } from '#linux';
+import { isDsecError, messageOf } from '#base';
+import { type FileLock, lock, tryLock } from '#linux';
 import type { Backend } from '../backend/backend.ts';
 import { findOciRuntime, openOciBackend } from '../backend/oci-runtime.ts';
 import { fail } from '../errors.ts';
@@ -49,32 +49,47 @@ export async function reclaimSandboxes(given: Partial<RuntimeFolders> = {}): Pro
   const problems: string[] = [];
   for (const name of namesIn(folders)) {
     const places = sandboxFolders(folders, name);
-    const lock = tryLock(places.lock);
-    if (lock === undefined) continue;
+    // Without the lock first: it is not taken, not even for a moment, from whoever wants to work with a kept one.
+    if (stateOf(places) === 'kept') continue;
+    const held = tryLock(places.lock);
+    if (held === undefined) continue;
     let gone = false;
     try {
       const record = readRecord(places.record);
       if (record?.state === 'kept') continue;
-      if (record !== undefined) {
-        await dismantle(record, places, folders, backendFor(folders)(record.backend));
-        if (record.keep) {
-          markKept(record, places, undefined);
-          kept.push(name);
-          continue;
-        }
-        removed.push(name);
-      }
-      // Without a record nothing has happened yet, or all is undone but the folder.
-      await removeFolder(places);
-      gone = true;
+      gone = (await putRight(record, places, folders)) === undefined;
+      if (record !== undefined) (gone ? removed : kept).push(name);
     } catch (error) {
       problems.push(`${name}: ${messageOf(error)}`);
     } finally {
-      if (gone) releaseAndForget(lock);
-      else lock.release();
+      if (gone) releaseAndForget(held);
+      else held.release();
     }
   }
   return { removed, kept, problems };
+}
+
+function stateOf(places: SandboxFolders): SandboxRecord['state'] | undefined {
+  try {
+    return readRecord(places.record)?.state;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Ends what a killed process left under a lock that we hold now. The record of what stays. */
+async function putRight(
+  record: SandboxRecord | undefined,
+  places: SandboxFolders,
+  folders: RuntimeFolders,
+): Promise<SandboxRecord | undefined> {
+  if (record !== undefined) {
+    await dismantle(record, places, folders, backendFor(folders)(record.backend));
+    if (record.keep) return markKept(record, places, undefined);
+  }
+  // Without a record nothing has happened yet, or all is undone but the folder.
+  await removeFolder(places);
+  return undefined;
 }
 
 /** Sorted by name; `running` are those in use or not yet put right. Damaged records are left out. */
@@ -124,20 +139,35 @@ async function locked<T>(
 ): Promise<T> {
   const places = sandboxFolders(folders, checkSandboxName(name));
   if (!namesIn(folders).includes(name)) throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
-  const lock = tryLock(places.lock);
-  if (lock === undefined) throw fail('RUNTIME_SANDBOX_BUSY', { name });
-  let done = false;
+  const held = await lockName(name, places);
+  let gone = false;
   try {
-    const record = readRecord(places.record);
-    if (record === undefined) throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
-    // Its process was killed, and nobody has put it right since.
-    if (record.state !== 'kept') throw fail('RUNTIME_SANDBOX_BUSY', { name });
+    const found = readRecord(places.record);
+    // Whoever ran it was killed: it is what that leaves.
+    const record = found?.state === 'kept' ? found : await putRight(found, places, folders);
+    if (record === undefined) {
+      gone = true;
+      throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
+    }
     const result = await work(record, places);
-    done = true;
+    gone = forget;
     return result;
   } finally {
-    if (done && forget) releaseAndForget(lock);
-    else lock.release();
+    if (gone) releaseAndForget(held);
+    else held.release();
+  }
+}
+
+/** Somebody who puts right what others left holds a lock for a moment; that is worth a short wait. */
+const LOCK_PATIENCE_MS = 500;
+
+/** @throws RUNTIME_SANDBOX_BUSY */
+export async function lockName(name: string, places: SandboxFolders): Promise<FileLock> {
+  try {
+    return await lock(places.lock, { timeoutMs: LOCK_PATIENCE_MS });
+  } catch (error) {
+    if (isDsecError(error, 'LINUX_LOCK_TIMEOUT')) throw fail('RUNTIME_SANDBOX_BUSY', { name });
+    throw error;
   }
 }
 

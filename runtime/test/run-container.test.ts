@@ -155,6 +155,12 @@ describe.skipIf(!canRun())('a sandbox', () => {
             write('script', '#!/usr/bin/python9 -x\n');
             write('works', '#! /bin/sh\necho works "$@"\n');
             write('no-magic', '\x01\x02\x03');
+            const foreign = fs.readFileSync('/bin/busybox');
+            foreign.writeUInt16LE(243, 18);
+            fs.writeFileSync(join(folder, 'opt/foreign'), foreign, { mode: 0o755 });
+            write('private', '#!/bin/sh\n', 0o700);
+            fs.mkdirSync(join(folder, 'shut'), { mode: 0o700 });
+            fs.copyFileSync('/bin/busybox', join(folder, 'shut/true'));
             fs.symlinkSync('/opt/loop', join(folder, 'opt/loop'));
             fs.copyFileSync(process.execPath, join(folder, 'opt/dynamic'));
           },
@@ -178,11 +184,21 @@ describe.skipIf(!canRun())('a sandbox', () => {
     });
     it('of no known format: 126', async () => {
       await expect(site.run(image, ['no-magic'])).rejects.toMatchObject({ exit: 126 });
+      await expect(site.run(image, ['foreign'])).rejects.toMatchObject({
+        exit: 126,
+        message: expect.stringContaining('another processor'),
+      });
     });
     it('without permission for this user: 126', async () => {
-      const script = await site.run(image, ['sh', '-c', 'chmod 700 /opt/works; exit 3'], { keep: true, name: 'mode' });
-      expect(script.exitCode).toBe(3);
-      await removeSandbox('mode', site.folders);
+      const words = (text: string) => ({ exit: 126, message: expect.stringContaining(text) });
+      await expect(site.run(image, ['private'], { user: 'agent' })).rejects.toMatchObject(
+        words('user 1000 may not execute'),
+      );
+      await expect(site.run(image, ['/shut/true'], { user: 'agent' })).rejects.toMatchObject(
+        words('user 1000 may not enter /shut'),
+      );
+      expect((await site.run(image, ['private'])).exitCode).toBe(0);
+      expect((await site.run(image, ['private'], { user: '0:0' })).exitCode).toBe(0);
     });
     it('finds scripts along PATH', async () => {
       expect((await site.run(image, ['works', 'a b'])).stdout.toString()).toBe('works a b\n');
@@ -291,7 +307,7 @@ describe.skipIf(!canRun())('a sandbox', () => {
   it('removes uppers with paths longer than PATH_MAX', async () => {
     const name = 'd'.repeat(200);
     expect(
-      (await sh(`cd /; for i in $(busybox seq 30); do mkdir ${name}; cd ./${name} || exit 9; done; echo x > f`))
+      (await sh(`cd /; for i in $(busybox seq 30); do mkdir ${name}; cd -P ./${name} || exit 9; done; echo x > f`))
         .exitCode,
     ).toBe(0);
     expect(site.leftovers()).toEqual(NOTHING);

@@ -132,10 +132,15 @@ export class Site {
   }
 
   /** Runs in a process of its own, standard streams inherited from it. */
-  spawn(order: Omit<ChildOrder, 'storeUrl' | 'folders'>, env: NodeJS.ProcessEnv = {}): Spawned {
+  spawn(
+    order: Omit<ChildOrder, 'storeUrl' | 'folders'>,
+    env: NodeJS.ProcessEnv = {},
+    wrap = (argv: string[]) => argv,
+  ): Spawned {
     const whole: ChildOrder = { ...order, storeUrl: this.storeUrl, folders: this.folders };
     const script = new URL('./sandbox-child.ts', import.meta.url).pathname;
-    const child = spawn(process.execPath, ['--import', 'tsx', script, JSON.stringify(whole)], {
+    const [program, ...args] = wrap([process.execPath, '--import', 'tsx', script, JSON.stringify(whole)]);
+    const child = spawn(program!, args, {
       stdio: ['pipe', 'pipe', 'pipe'],
       env: { ...process.env, ...env },
     });
@@ -171,6 +176,8 @@ export const NOTHING = { mounts: [], sandboxes: [], cgroups: [], folders: [], ru
 export class Spawned {
   readonly child: ChildProcess;
   readonly ended: Promise<{ code: number | null; signal: NodeJS.Signals | null }>;
+  /** The same, once all its output was read. */
+  readonly finished: Spawned['ended'];
   private out = Buffer.alloc(0);
   private err = '';
   private readonly waiting: (() => void)[] = [];
@@ -187,6 +194,7 @@ export class Spawned {
     child.stderr!.on('data', (bytes: Buffer) => {
       this.err += bytes.toString();
     });
+    this.finished = new Promise((resolve) => child.once('close', (code, signal) => resolve({ code, signal })));
     // `exit`, not `close`: what a killed one leaves behind holds its streams.
     this.ended = new Promise((resolve) => {
       child.once('exit', (code, signal) => {

@@ -1,16 +1,129 @@
-/** `dsec convert` */
+/** `dsec convert`: from an image, a tar or a folder to EROFS in the store. */
+import { humanSize } from '#base';
+import { CODEC_NAMES, type CodecName, parsePlatform } from '#converter';
+import { type BatchOutcome, type Conversion, convertBatch, convertToStore, type ImageKind, sizesOf } from '#imagesvc';
 import { fail } from '../../errors.ts';
+import { readBatchFile } from '../batch-file.ts';
+import { choice } from '../choice.ts';
 import type { CommandDefinition } from '../command.ts';
-import { withJson, withStore } from '../store-option.ts';
+import { nameFromSource } from '../name-from-source.ts';
+import type { Output } from '../output.ts';
+import { reportOf } from '../report-error.ts';
+import { parseSize } from '../size.ts';
+import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+import { type TransferOption, withTransfer } from '../transfer-option.ts';
+
+const KINDS = ['base', 'workspace', 'toolkit'] as const satisfies readonly ImageKind[];
+
+interface Options extends StoreOption, TransferOption, JsonOption {
+  readonly name?: string;
+  readonly kind?: string;
+  readonly collapseLimit?: string;
+  readonly collapse?: string;
+  readonly inlineLimit?: string;
+  readonly compress?: string;
+  readonly platform?: string;
+  readonly batch?: string;
+}
 
 export const definition: CommandDefinition = {
-  description: 'Converts.',
-  examples: [{ line: 'dsec convert oci:layout:web --name web:1', what: 'from a layout' }],
-  configure(command) {
-    withJson(withStore(command))
-      .argument('<source>')
-      .action(async () => {
-        throw fail('CLI_NOT_IN_THIS_BUILD', { command: 'convert' });
+  description:
+    'Converts an OCI image (docker://REFERENCE, oci:FOLDER[:TAG], oci-archive:FILE[:TAG]), a Docker archive (docker-archive:FILE[:REFERENCE]), a tar ' +
+    '(tar:FILE) or a folder (dir:FOLDER) to EROFS and publishes it under a name. Layers are read in parallel and collapsed up to a size limit. The same ' +
+    'input gives the same digest everywhere. What is in the store already is not converted again; when it fails or is interrupted, nothing is published.',
+  examples: [
+    { line: 'dsec convert docker://docker.io/library/alpine:3.20', what: 'from a registry, as alpine:3.20' },
+    {
+      line: 'dsec convert oci:layouts/web:latest --name web:1 --collapse-limit 0',
+      what: 'each layer an EROFS layer of its own',
+    },
+    { line: 'dsec convert dir:./repo --name repo:1 --kind workspace', what: 'a folder, to be laid over a base' },
+    { line: 'dsec convert --batch images.txt', what: 'many, `SOURCE NAME` a line: what they share is converted once' },
+  ],
+  configure(command, { output, progress, signal }) {
+    withJson(withTransfer(withStore(command)))
+      .argument('[source]', 'where the image is')
+      .option('--name <name:tag>', 'what it is called in the store (default: repository and tag of the source)')
+      .option('--kind <kind>', `what it is meant for: ${KINDS.join(', ')}`, 'base')
+      .option('--collapse-limit <size>', 'merge consecutive layers up to this size; 0 merges none (default: 3GiB)')
+      .option(
+        '--collapse <how>',
+        'data: one blob for each EROFS layer; metadata: one EROFS layer over one blob for each layer',
+        'data',
+      )
+      .option('--inline-limit <size>', 'ends of files up to this size go into the metadata; 0 for DAX')
+      .option('--compress <codec>', `compress file data: ${CODEC_NAMES.join(', ')}`)
+      .option('--platform <os/arch>', 'of a multi-platform image (default: that of this machine)')
+      .option('--batch <file>', 'convert every `SOURCE NAME` line of this file; - is stdin')
+      .action(async (source: string | undefined, options: Options) => {
+        const { creds: credentials, insecure } = options;
+        const settings = {
+          kind: choice('--kind', options.kind, KINDS),
+          collapse: choice('--collapse', options.collapse, ['data', 'metadata'] as const),
+          collapseLimitBytes: sizeOf('--collapse-limit', options.collapseLimit),
+          inlineLimitBytes: sizeOf('--inline-limit', options.inlineLimit),
+          compress: choice<CodecName>('--compress', options.compress, CODEC_NAMES),
+          platform: options.platform === undefined ? undefined : parsePlatform(options.platform),
+          credentials,
+          insecure,
+          progress,
+          signal,
+        };
+        if (options.batch !== undefined) {
+          if (source !== undefined || options.name !== undefined) {
+            throw fail('CLI_USAGE', {
+              problem: '--batch takes sources and names from its file',
+              program: 'dsec convert',
+            });
+          }
+          const items = await readBatchFile(options.batch, signal);
+          const store = await openChosenStore(options);
+          const outcomes = await convertBatch(store, items, settings);
+          return showBatch(outcomes, options, output);
+        }
+        if (source === undefined)
+          throw fail('CLI_USAGE', { problem: 'name a source, or give --batch', program: 'dsec convert' });
+        const name = options.name ?? nameFromSource(source);
+        if (name === undefined)
+          throw fail('CLI_USAGE', { problem: `${source} gives no name; add --name`, program: 'dsec convert' });
+        const conversion = await convertToStore(await openChosenStore(options), source, name, settings);
+        for (const note of conversion.notes) output.note(`${conversion.name}: ${note}`);
+        if (options.json) return output.json(conversionJson(conversion));
+        await output.line(conversionText(conversion));
       });
   },
 };
+
+function sizeOf(option: string, text: string | undefined): number | undefined {
+  return text === undefined ? undefined : parseSize(option, text);
+}
+
+async function showBatch(outcomes: readonly BatchOutcome[], options: JsonOption, output: Output): Promise<void> {
+  let failure: unknown;
+  for (const outcome of outcomes) {
+    if ('error' in outcome) {
+      const { code, message, hint } = reportOf(outcome.error);
+      failure ??= outcome.error;
+      if (options.json)
+        await output.json({ source: outcome.source, name: outcome.name, error: { code, message, hint } });
+      else output.note(`${outcome.name}: ${message}`);
+    } else {
+      for (const note of outcome.notes) output.note(`${outcome.name}: ${note}`);
+      if (options.json) await output.json(conversionJson(outcome));
+      else await output.line(conversionText(outcome));
+    }
+  }
+  if (failure !== undefined) throw failure;
+}
+
+function conversionJson({ image, ...conversion }: Conversion): object {
+  return { ...conversion, kind: image.kind, layers: image.layers.length, ...sizesOf(image) };
+}
+
+function conversionText({ name, digest, image, reused, stats }: Conversion): string {
+  const { metaBytes, dataBytes } = sizesOf(image);
+  const layers = `${image.layers.length} EROFS layer${image.layers.length === 1 ? '' : 's'}`;
+  const size = `${humanSize(metaBytes)} metadata, ${humanSize(dataBytes)} data`;
+  if (reused || stats === undefined) return `${name}: ${digest}\n${layers}, ${size}; was in the store already`;
+  return `${name}: ${digest}\n${layers}, ${stats.inodes} inodes, ${size}, from ${humanSize(stats.bytesIn)}`;
+}

@@ -1,14 +1,104 @@
-/** `dsec doctor` */
-import { fail } from '../../errors.ts';
+/** `dsec doctor`: what this machine has, what each thing is for, and what takes its place. */
+import { existsSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { messageOf } from '#base';
+import { defaultStoreUrl } from '#imagesvc';
+import { detect, type Feature } from '#linux';
+import { findTools } from '../../doctor/tools.ts';
 import type { CommandDefinition } from '../command.ts';
-import { withJson, withStore } from '../store-option.ts';
+import { type JsonOption, type StoreOption, withJson, withStore } from '../store-option.ts';
+import { projectVersion } from '../version.ts';
 
 export const definition: CommandDefinition = {
-  description: 'Doctor.',
-  examples: [{ line: 'dsec doctor', what: 'all' }],
-  configure(command) {
-    withJson(withStore(command)).action(async () => {
-      throw fail('CLI_NOT_IN_THIS_BUILD', { command: 'doctor' });
+  description:
+    'Lists kernel features and tools: what is there, what each is for, and what falls back to what without it. Mounts that are tried out are never ' +
+    'attached. Exits with 5 only when something is missing that every command needs.',
+  examples: [
+    { line: 'sudo dsec doctor', what: 'with root, features are tried instead of guessed' },
+    { line: "dsec doctor --json | jq '.features[] | select(.present | not)'", what: 'what is missing' },
+  ],
+  configure(command, context) {
+    const { output } = context;
+    withJson(withStore(command)).action(async (options: StoreOption & JsonOption) => {
+      const folder = existingFolder(options.store ?? defaultStoreUrl());
+      const { features, failure } = kernelFeatures(folder);
+      const tools = await findTools();
+      const ok = failure === undefined;
+      if (!ok) context.exitCode = 5;
+      const versions = { dsec: projectVersion(), node: process.versions.node };
+      if (options.json) {
+        return output.json({
+          ok,
+          ...versions,
+          root: process.geteuid?.() === 0,
+          failure,
+          features,
+          tools: tools.map(({ name, path, version, purpose, without, package: apt }) => ({
+            name,
+            present: path !== undefined,
+            path,
+            version,
+            purpose,
+            without,
+            package: apt,
+          })),
+        });
+      }
+      await output.line(
+        `dsec ${versions.dsec}, Node ${versions.node}${process.geteuid?.() === 0 ? '' : ', not root: some rows are guesses'}`,
+      );
+      await output.line();
+      if (failure === undefined) {
+        const rows = features.map(({ name, present, detail, usedFor, fallback }) => ({
+          name,
+          present,
+          detail,
+          usedFor,
+          fallback,
+        }));
+        await section('KERNEL', rows);
+      } else output.note(`dsec: system calls do not work: ${failure}\n      reinstall the packages: npm ci`);
+      await output.line();
+      await section(
+        'TOOL',
+        tools.map(({ name, path, version, purpose, without, package: apt }) => ({
+          name,
+          present: path !== undefined,
+          detail: path === undefined ? `apt-get install ${apt}` : (version ?? path),
+          usedFor: purpose,
+          fallback: without,
+        })),
+      );
     });
+
+    async function section(title: string, rows: readonly Feature[]): Promise<void> {
+      await output.table(
+        [{ title }, { title: '' }, { title: 'FOR' }, { title: 'FOUND, OR INSTEAD' }],
+        rows.map(({ name, present, detail, usedFor, fallback }) => [
+          name,
+          present ? 'yes' : 'no',
+          usedFor,
+          present ? detail : `${fallback} (${detail})`,
+        ]),
+      );
+    }
   },
 };
+
+/** System calls go through a compiled library: when it does not load, nothing that mounts can work. */
+function kernelFeatures(folder: string | undefined): { features: Feature[]; failure: string | undefined } {
+  try {
+    return { features: detect({ folder }), failure: undefined };
+  } catch (error) {
+    return { features: [], failure: messageOf(error) };
+  }
+}
+
+/** Images are mounted from the store's file system: that one is tried. */
+function existingFolder(store: string): string | undefined {
+  if (/^[a-z0-9]+:\/\//.test(store) && !store.startsWith('file://')) return undefined;
+  let folder = store.startsWith('file://') ? fileURLToPath(store) : store;
+  while (!existsSync(folder) && folder !== dirname(folder)) folder = dirname(folder);
+  return folder;
+}

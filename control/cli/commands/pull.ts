@@ -1,16 +1,35 @@
-/** `dsec pull` */
+/** `dsec pull`: a converted image, from where another machine pushed it. */
+import { humanSize } from '#base';
+import { pullImage } from '#imagesvc';
 import { fail } from '../../errors.ts';
 import type { CommandDefinition } from '../command.ts';
-import { withJson, withStore } from '../store-option.ts';
+import { nameFromSource } from '../name-from-source.ts';
+import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+import { type TransferOption, withTransfer } from '../transfer-option.ts';
 
 export const definition: CommandDefinition = {
-  description: 'Fetches a converted image.',
-  examples: [{ line: 'dsec pull docker://127.0.0.1:5000/web:1 --insecure', what: 'from a registry' }],
-  configure(command) {
-    withJson(withStore(command))
-      .argument('<source>')
-      .action(async () => {
-        throw fail('CLI_NOT_IN_THIS_BUILD', { command: 'pull' });
+  description:
+    'Fetches an image that `dsec push` sent: from a registry (docker://), an OCI layout (oci:) or an archive of one (oci-archive:). Every blob ' +
+    'is verified, and published only when all have arrived. Ordinary images are converted with `dsec convert` instead.',
+  examples: [
+    { line: 'dsec pull docker://127.0.0.1:5000/web:1 --insecure', what: 'as web:1' },
+    { line: 'dsec pull oci:/srv/images:web --name web:2', what: 'from an OCI layout, under another name' },
+  ],
+  configure(command, { output, progress, signal }) {
+    withJson(withTransfer(withStore(command)))
+      .argument('<source>', 'docker://REGISTRY/REPOSITORY:TAG, oci:FOLDER:TAG or oci-archive:FILE:TAG')
+      .option('--name <name>', 'what it is called in the store (default: repository and tag of the source)')
+      .action(async (source: string, options: StoreOption & TransferOption & JsonOption & { name?: string }) => {
+        const name = options.name ?? nameFromSource(source);
+        if (name === undefined)
+          throw fail('CLI_USAGE', { problem: `${source} gives no name; add --name`, program: 'dsec pull' });
+        const { creds: credentials, insecure } = options;
+        const store = await openChosenStore(options);
+        const { image, ...pulled } = await pullImage(store, source, name, { credentials, insecure, progress, signal });
+        if (options.json) return output.json({ name: image.name, digest: image.manifestDigest, ...pulled });
+        await output.line(
+          `${image.name}: ${image.manifestDigest}, fetched ${pulled.fetchedBlobs} blobs (${humanSize(pulled.fetchedBytes)}), ${pulled.skippedBlobs} were there`,
+        );
       });
   },
 };

@@ -1,17 +1,30 @@
-/** `dsec push` */
-import { fail } from '../../errors.ts';
+/** `dsec push`: a converted image, to where other machines get it. */
+import { humanSize } from '#base';
+import { pushImage } from '#imagesvc';
 import type { CommandDefinition } from '../command.ts';
-import { withJson, withStore } from '../store-option.ts';
+import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+import { type TransferOption, withTransfer } from '../transfer-option.ts';
 
 export const definition: CommandDefinition = {
-  description: 'Sends a converted image and everything it consists of.',
-  examples: [{ line: 'dsec push web:1 docker://127.0.0.1:5000/web:1 --insecure', what: 'to a registry' }],
-  configure(command) {
-    withJson(withStore(command))
-      .argument('<image>')
-      .argument('<destination>')
-      .action(async () => {
-        throw fail('CLI_NOT_IN_THIS_BUILD', { command: 'push' });
+  description:
+    'Sends a converted image, as it is in the store, to a registry (docker://), an OCI layout (oci:) or an archive of one (oci-archive:). ' +
+    'Blobs that are there already are not sent again; every blob is verified while it is sent.',
+  examples: [
+    { line: 'dsec push web:1 docker://127.0.0.1:5000/web:1 --insecure', what: 'to a registry without TLS' },
+    { line: 'dsec push web:1 oci:/srv/images:web', what: 'to an OCI layout' },
+  ],
+  configure(command, { output, progress, signal }) {
+    withJson(withTransfer(withStore(command)))
+      .argument('<image>', 'name or digest')
+      .argument('<destination>', 'docker://REGISTRY/REPOSITORY:TAG, oci:FOLDER:TAG or oci-archive:FILE:TAG')
+      .action(async (name: string, destination: string, options: StoreOption & TransferOption & JsonOption) => {
+        const { creds: credentials, insecure } = options;
+        const store = await openChosenStore(options);
+        const pushed = await pushImage(store, name, destination, { credentials, insecure, progress, signal });
+        if (options.json) return output.json(pushed);
+        await output.line(
+          `${pushed.destination}: ${pushed.digest}, sent ${pushed.sentBlobs} blobs (${humanSize(pushed.sentBytes)}), ${pushed.skippedBlobs} were there`,
+        );
       });
   },
 };

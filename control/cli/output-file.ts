@@ -1,0 +1,46 @@
+/** Where a command's large output goes: a file that is there whole or not at all, or stdout. */
+import { lstat, open, rename, rm } from 'node:fs/promises';
+import { basename, dirname, join } from 'node:path';
+import type { Context } from './context.ts';
+
+/**
+ * Writes to `path`, or to stdout for `-`. A file appears under its name only when all is written; a device or pipe is written to as it is.
+ * @returns Bytes written.
+ */
+export async function writeOutput(
+  pieces: AsyncIterable<Buffer>,
+  path: string,
+  { output, signal, defer }: Pick<Context, 'output' | 'signal' | 'defer'>,
+): Promise<number> {
+  let sizeBytes = 0;
+  if (path === '-') {
+    for await (const piece of pieces) {
+      signal.throwIfAborted();
+      sizeBytes += piece.length;
+      await output.write(piece);
+    }
+    return sizeBytes;
+  }
+  const temporary = (await isSpecial(path))
+    ? undefined
+    : join(dirname(path), `.${basename(path)}.${process.pid}.partial`);
+  if (temporary !== undefined) defer(() => rm(temporary, { force: true }));
+  const file = await open(temporary ?? path, 'w');
+  try {
+    for await (const piece of pieces) {
+      signal.throwIfAborted();
+      sizeBytes += piece.length;
+      await file.writeFile(piece);
+    }
+  } finally {
+    await file.close();
+  }
+  if (temporary !== undefined) await rename(temporary, path);
+  return sizeBytes;
+}
+
+/** Whether something is there that a rename must not replace: /dev/null, a named pipe, a link. */
+async function isSpecial(path: string): Promise<boolean> {
+  const stat = await lstat(path).catch(() => undefined);
+  return stat !== undefined && !stat.isFile();
+}

@@ -1,0 +1,181 @@
+/**
+ * `dsec verify`: every blob of an image against its digest, every chunk against its chunk digest, and the structure of
+ * every layer. All of it is looked at, whatever is wrong; the first problems are listed, all are counted.
+ */
+import { createHash } from 'node:crypto';
+import { type Digest, hexOf, isDsecError, messageOf, type Progress, silent } from '#base';
+import { CHUNK_BYTES, type ErofsLayer, type Image } from '../catalog/image.ts';
+import type { BlobStore, Descriptor } from '../store/blob-store.ts';
+import { openLayer } from './open-layer.ts';
+import { ChunkCache, chunkCount } from './verified-blob.ts';
+import { problemText, type StructureCounts, verifyStructure } from './verify-structure.ts';
+
+export interface VerifyProblem {
+  /** The blob it is in. */
+  readonly blob: Digest;
+  readonly problem: string;
+}
+
+export interface VerifyReport extends StructureCounts {
+  readonly image: string;
+  readonly ok: boolean;
+  readonly layers: number;
+  /** Checked whole against their digests. */
+  readonly blobs: number;
+  readonly blobBytes: number;
+  readonly chunks: number;
+  /** All that were found. */
+  readonly problemCount: number;
+  /** The first of them. */
+  readonly problems: readonly VerifyProblem[];
+}
+
+export interface VerifyOptions {
+  readonly progress?: Progress;
+  /** Problems listed (default 20). */
+  readonly maxProblems?: number;
+}
+
+/** Fails only when the store does; what is wrong with the image is in the report. */
+export async function verifyImage(store: BlobStore, image: Image, options: VerifyOptions = {}): Promise<VerifyReport> {
+  const progress = options.progress ?? silent;
+  const problems: VerifyProblem[] = [];
+  let problemCount = 0;
+  const report = (blob: Digest, problem: string) => {
+    problemCount++;
+    if (problems.length < (options.maxProblems ?? 20)) problems.push({ blob, problem });
+  };
+
+  const checked = new Set<Digest>();
+  let blobBytes = 0;
+  let chunks = 0;
+  const check = async (blob: Descriptor, digests?: Descriptor) => {
+    if (checked.has(blob.digest)) return;
+    checked.add(blob.digest);
+    progress({ task: `verify ${blob.digest.slice(0, 19)}`, phase: 'read', totalBytes: blob.size });
+    blobBytes += blob.size;
+    if (digests !== undefined) chunks += chunkCount(blob.size);
+    await checkBlob(store, blob, digests, report);
+  };
+  await check({ mediaType: '', digest: image.manifestDigest, size: image.manifestSize });
+  await check(image.config);
+  for (const layer of image.layers) {
+    await check(layer.meta);
+    for (const { blob, chunkDigests } of layer.devices) {
+      await check(chunkDigests);
+      await check(blob, chunkDigests);
+    }
+  }
+
+  const counts: StructureCounts = { inodes: 0, directories: 0, files: 0, links: 0, extents: 0, fileBytes: 0 };
+  for (const [k, layer] of image.layers.entries()) {
+    progress({ task: `verify layer ${k + 1}/${image.layers.length}`, phase: 'structure' });
+    const found = await checkLayer(store, layer, report);
+    if (found === undefined) continue;
+    for (const key of Object.keys(counts) as (keyof StructureCounts)[]) counts[key] += found[key];
+  }
+  return {
+    image: image.name,
+    ok: problemCount === 0,
+    layers: image.layers.length,
+    blobs: checked.size,
+    blobBytes,
+    chunks,
+    ...counts,
+    problemCount,
+    problems,
+  };
+}
+
+type ReportBlob = (blob: Digest, problem: string) => void;
+
+async function checkBlob(
+  store: BlobStore,
+  blob: Descriptor,
+  digests: Descriptor | undefined,
+  report: ReportBlob,
+): Promise<void> {
+  let table: Buffer | undefined;
+  if (digests !== undefined) {
+    try {
+      table = await store.readVerified(digests.digest);
+    } catch (error) {
+      // Reported where that blob is checked itself.
+      if (!isImageProblem(error)) throw error;
+    }
+    const expected = chunkCount(blob.size) * 32;
+    if (table !== undefined && table.length !== expected) {
+      report(digests.digest, `it has ${table.length} bytes, the chunks of ${blob.digest} need ${expected}`);
+      table = undefined;
+    }
+  }
+  try {
+    await readAndCheck(store, blob, table, report);
+  } catch (error) {
+    if (!isImageProblem(error)) throw error;
+    report(blob.digest, messageOf(error));
+  }
+}
+
+async function readAndCheck(
+  store: BlobStore,
+  blob: Descriptor,
+  table: Buffer | undefined,
+  report: ReportBlob,
+): Promise<void> {
+  const whole = createHash('sha256');
+  let chunk = createHash('sha256');
+  let sizeBytes = 0;
+  const endChunk = () => {
+    const index = Math.ceil(sizeBytes / CHUNK_BYTES) - 1;
+    const expected = table!.subarray(index * 32, index * 32 + 32);
+    if (!chunk.digest().equals(expected)) {
+      report(blob.digest, `chunk ${index} (from byte ${index * CHUNK_BYTES}) differs from its digest`);
+    }
+    chunk = createHash('sha256');
+  };
+  for await (const piece of store.stream(blob.digest)) {
+    whole.update(piece);
+    if (table === undefined) {
+      sizeBytes += piece.length;
+      continue;
+    }
+    for (let at = 0; at < piece.length; ) {
+      const take = Math.min(piece.length - at, CHUNK_BYTES - (sizeBytes % CHUNK_BYTES));
+      chunk.update(piece.subarray(at, at + take));
+      at += take;
+      sizeBytes += take;
+      if (sizeBytes % CHUNK_BYTES === 0) endChunk();
+    }
+  }
+  if (table !== undefined && sizeBytes % CHUNK_BYTES !== 0) endChunk();
+  const actual = whole.digest('hex');
+  if (sizeBytes !== blob.size) report(blob.digest, `it has ${sizeBytes} bytes, expected ${blob.size}`);
+  if (actual !== hexOf(blob.digest)) report(blob.digest, `its bytes have the digest sha256:${actual}`);
+}
+
+async function checkLayer(
+  store: BlobStore,
+  layer: ErofsLayer,
+  report: ReportBlob,
+): Promise<StructureCounts | undefined> {
+  try {
+    const open = await openLayer(store, layer, new ChunkCache());
+    try {
+      return verifyStructure(open.reader, open.blobs, (path, problem) =>
+        report(layer.meta.digest, problemText(path, problem)),
+      );
+    } finally {
+      await open.reader.close();
+    }
+  } catch (error) {
+    if (!isImageProblem(error)) throw error;
+    report(layer.meta.digest, messageOf(error));
+    return undefined;
+  }
+}
+
+/** Something wrong with the image, not with reaching its store. */
+function isImageProblem(error: unknown): boolean {
+  return isDsecError(error) && !error.retryable;
+}

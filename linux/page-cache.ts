@@ -1,0 +1,43 @@
+/** What of a file the kernel holds in memory: how much of an image was read, told without touching the reader. */
+import { closeSync, fdatasyncSync, openSync } from 'node:fs';
+import { systemCode } from '#base';
+import { type Call, call, type NumberedCall, syscall } from './libc.ts';
+
+const POSIX_FADVISE: Call = { name: 'posix_fadvise', result: 'int', args: ['int', 'int64_t', 'int64_t', 'int'] };
+const POSIX_FADV_DONTNEED = 4;
+// Linux 6.5. Range {offset, length}, 0 meaning the whole file; result {cached, dirty, writeback, evicted, recently evicted}, pages.
+const CACHESTAT: NumberedCall = { name: 'cachestat', number: 451, args: ['int', 'void*', 'void*', 'uint'] };
+const PAGE_BYTES = 4096;
+
+/** Writes the file out and asks the kernel to forget its pages. Pages that are mapped or busy stay. */
+export function dropCached(path: string): void {
+  withFile(path, (fd) => {
+    fdatasyncSync(fd);
+    call(POSIX_FADVISE, [fd, 0, 0, POSIX_FADV_DONTNEED]);
+  });
+}
+
+/** Bytes of the file in the page cache; undefined where the kernel cannot tell. */
+export function cachedBytes(path: string): number | undefined {
+  try {
+    return withFile(path, (fd) => {
+      const range = Buffer.alloc(16);
+      const result = Buffer.alloc(40);
+      syscall(CACHESTAT, [fd, range, result, 0]);
+      return Number(result.readBigUInt64LE(0)) * PAGE_BYTES;
+    });
+  } catch (error) {
+    // EOPNOTSUPP: hugetlbfs; EPERM: a seccomp filter that does not know the call.
+    if (['ENOSYS', 'EOPNOTSUPP', 'EPERM'].includes(systemCode(error) ?? '')) return undefined;
+    throw error;
+  }
+}
+
+function withFile<T>(path: string, work: (fd: number) => T): T {
+  const fd = openSync(path, 'r');
+  try {
+    return work(fd);
+  } finally {
+    closeSync(fd);
+  }
+}
