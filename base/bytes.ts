@@ -32,7 +32,8 @@ export function display(name: ByteString): string {
     return text.replace(/[\u0000-\u001f\u007f\\]/g, (c) => (c === '\\' ? '\\\\' : escapeByte(c.charCodeAt(0))));
   }
   let out = '';
-  for (const byte of bytes) out += byte >= 0x20 && byte < 0x7f && byte !== 0x5c ? String.fromCharCode(byte) : escapeByte(byte);
+  for (const byte of bytes)
+    out += byte >= 0x20 && byte < 0x7f && byte !== 0x5c ? String.fromCharCode(byte) : escapeByte(byte);
   return out;
 }
 

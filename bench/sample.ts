@@ -54,10 +54,7 @@ export async function inTurn(
   const a: number[] = [];
   const b: number[] = [];
   for (let run = 0; run < n; run++) {
-    const sides = [
-      async () => void a.push(await ours(run)),
-      async () => void b.push(await theirs(run)),
-    ];
+    const sides = [async () => void a.push(await ours(run)), async () => void b.push(await theirs(run))];
     if (run % 2 === 1) sides.reverse();
     for (const side of sides) {
       await between();

@@ -9,19 +9,20 @@
  *
  * A `Converter` remembers spools and groups, so that images converted by the same one do shared work once.
  */
-import { link, rm } from 'node:fs/promises';
+
 import { closeSync, openSync, readSync } from 'node:fs';
+import { link, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type Digest, digestFromHex, digestOf, type Progress, silent, systemCode } from '#base';
 import { type DataPlacement, placeInLayerBlobs, placeInOneBlob } from './erofs/data-blob.ts';
 import { ErofsWriter, type TailReader } from './erofs/writer.ts';
 import { fail } from './errors.ts';
-import type { BuiltLayer, LayerSink } from './layer-sink.ts';
 import type { CodecName } from './layer/cluster-codec.ts';
 import type { Run, SpoolJob, SpoolResult } from './layer/layer-job.ts';
 import { LayerPool } from './layer/layer-pool.ts';
 import { decodeData, type FileData } from './layer/spool-format.ts';
 import { spoolEntries } from './layer/spool-layer.ts';
+import type { BuiltLayer, LayerSink } from './layer-sink.ts';
 import type { SourceImage, SourceLayer } from './source/image-source.ts';
 import { startsGroup } from './tree/collapse-plan.ts';
 import { GroupView } from './tree/group-view.ts';
@@ -137,7 +138,10 @@ export class Converter {
 
   async #convert(uses: readonly SpoolUse[], options: ConvertImageOptions): Promise<ConvertedImage> {
     const plan = {
-      limitBytes: this.#options.collapse === 'metadata' ? Number.POSITIVE_INFINITY : (this.#options.collapseLimitBytes ?? DEFAULT_COLLAPSE_LIMIT_BYTES),
+      limitBytes:
+        this.#options.collapse === 'metadata'
+          ? Number.POSITIVE_INFINITY
+          : (this.#options.collapseLimitBytes ?? DEFAULT_COLLAPSE_LIMIT_BYTES),
       cuts: options.cuts,
     };
     const tree = new OverlayTree({ unknownBase: options.unknownBase });
@@ -159,7 +163,12 @@ export class Converter {
       // Records are numbered by this image's layers, whichever image the spool was made for.
       const records = spool.records.map((record) => (record.layer === i ? record : { ...record, layer: i }));
       spools.push({ ...spool, records });
-      tree.apply({ label: this.#labels.get(uses[i]!) ?? `layer ${i + 1}`, index: spool.index, data: records, whiteoutNames: spool.diffId !== undefined });
+      tree.apply({
+        label: this.#labels.get(uses[i]!) ?? `layer ${i + 1}`,
+        index: spool.index,
+        data: records,
+        whiteoutNames: spool.diffId !== undefined,
+      });
     }
     layers.push(await this.#finishGroup(tree, spools, groupStart, options));
     return {
@@ -202,7 +211,8 @@ export class Converter {
     if (key !== undefined) this.#spools.delete(key);
     this.#labels.delete(use);
     const spool = await use.spool.catch(() => undefined);
-    if (spool !== undefined) await Promise.all([rm(spool.dataPath, { force: true }), rm(spool.tailPath, { force: true })]);
+    if (spool !== undefined)
+      await Promise.all([rm(spool.dataPath, { force: true }), rm(spool.tailPath, { force: true })]);
   }
 
   async #spool(layer: SourceLayer, number: number): Promise<Spool> {
@@ -248,14 +258,23 @@ export class Converter {
       diffId: layer.diffId,
     });
     if (input.kind === 'stream') {
-      return this.#pool.runStream((port) => job({ kind: 'stream', port }), (signal) => input.open(signal), onProgress);
+      return this.#pool.runStream(
+        (port) => job({ kind: 'stream', port }),
+        (signal) => input.open(signal),
+        onProgress,
+      );
     }
     return this.#pool.run(job(input), onProgress);
   }
 
   // ---- groups
 
-  #finishGroup(tree: OverlayTree, spools: readonly Spool[], start: number, options: ConvertImageOptions): Promise<BuiltLayer> {
+  #finishGroup(
+    tree: OverlayTree,
+    spools: readonly Spool[],
+    start: number,
+    options: ConvertImageOptions,
+  ): Promise<BuiltLayer> {
     const ids = spools.map((s) => s.diffId);
     // What a group holds follows from all layers up to its last one, and from where it begins.
     const key = ids.every((id) => id !== undefined) && !options.unknownBase ? `${start}:${ids.join()}` : undefined;
@@ -271,11 +290,21 @@ export class Converter {
     const tails = new SpoolTails(spools);
     const metaPath = this.#newFile('meta');
     try {
-      const writer = new ErofsWriter({ root: tree.root, view: new GroupView(tree.group), tails, codec: this.#options.compress });
-      const placement = this.#options.collapse === 'metadata' ? placeInLayerBlobs(files) : placeInOneBlob(writer.liveData, files);
+      const writer = new ErofsWriter({
+        root: tree.root,
+        view: new GroupView(tree.group),
+        tails,
+        codec: this.#options.compress,
+      });
+      const placement =
+        this.#options.collapse === 'metadata' ? placeInLayerBlobs(files) : placeInOneBlob(writer.liveData, files);
       this.#progress({ task: 'erofs', phase: 'write', note: `${writer.inodeCount} inodes` });
       const devices = await Promise.all(placement.devices.map((device) => this.#buildDevice(device, files)));
-      const { sizeBytes, hex } = writer.write(metaPath, placement, devices.map((d) => d.blob.digest.slice('sha256:'.length)));
+      const { sizeBytes, hex } = writer.write(
+        metaPath,
+        placement,
+        devices.map((d) => d.blob.digest.slice('sha256:'.length)),
+      );
       const meta = { digest: digestFromHex(hex), sizeBytes };
       await this.#sink.putFile(metaPath, meta.digest, sizeBytes);
       return { meta, devices, inodes: writer.inodeCount };
@@ -287,7 +316,10 @@ export class Converter {
   async #buildDevice(device: DataPlacement['devices'][number], files: readonly { path: string; dataBytes: number }[]) {
     const { runs } = device;
     const sizeBytes = sum(runs.map((run) => run.length));
-    const whole = runs.length === 1 && runs[0]!.offset === 0 && files.some((f) => f.path === runs[0]!.path && f.dataBytes === sizeBytes);
+    const whole =
+      runs.length === 1 &&
+      runs[0]!.offset === 0 &&
+      files.some((f) => f.path === runs[0]!.path && f.dataBytes === sizeBytes);
     const path = this.#newFile('blob');
     const [hex, { digests }] = await Promise.all([
       this.#digest(runs),
@@ -372,4 +404,3 @@ function sum(numbers: readonly number[]): number {
 function abortReason(signal: AbortSignal | undefined): Error {
   return signal?.reason instanceof Error ? signal.reason : new Error('interrupted');
 }
-

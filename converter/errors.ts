@@ -114,7 +114,8 @@ export const converterErrors = {
     http: 502,
   },
   LAYER_UPPER_REDIRECT: {
-    message: '{path}: this OverlayFS upper holds renamed directories or files without their data (redirect_dir or metacopy)',
+    message:
+      '{path}: this OverlayFS upper holds renamed directories or files without their data (redirect_dir or metacopy)',
     hint: 'mount it over its layers and copy the merged tree, or write it again with redirect_dir=off,metacopy=off',
     exit: 3,
     http: 400,
@@ -126,7 +127,8 @@ export const converterErrors = {
     http: 400,
   },
   LAYER_XATTRS_TOO_LARGE: {
-    message: '{layer}: {path}: its extended attributes take {size} bytes, more than the {limit} that an EROFS inode holds',
+    message:
+      '{layer}: {path}: its extended attributes take {size} bytes, more than the {limit} that an EROFS inode holds',
     exit: 3,
     http: 400,
   },

@@ -1,7 +1,24 @@
+export {
+  CONVERTER_VERSION,
+  type ConvertedImage,
+  Converter,
+  type ConvertImageOptions,
+  type ConvertOptions,
+  type ConvertStats,
+  DEFAULT_COLLAPSE_LIMIT_BYTES,
+  DEFAULT_INLINE_LIMIT_BYTES,
+  MAX_INLINE_LIMIT_BYTES,
+} from './convert.ts';
+export * as codec from './erofs/codec.ts';
 export { crc32cRaw, superblockChecksum } from './erofs/crc32c.ts';
 export * as erofs from './erofs/layout.ts';
+export { CODEC_NAMES, type CodecName } from './layer/cluster-codec.ts';
+export { type Compression, type DecompressOptions, decompress, detectCompression } from './layer/decompress.ts';
 export type { Entry, EntryHandler, EntryKind } from './layer/entry.ts';
 export { type FolderOptions, type FolderSummary, readFolder } from './layer/folder-reader.ts';
+export { tarHeader, tarPadding } from './layer/tar-header.ts';
+export { TarReader, type TarReaderOptions } from './layer/tar-reader.ts';
+export type { BuiltBlob, BuiltLayer, LayerSink } from './layer-sink.ts';
 export {
   formatImageReference,
   type ImageReference,
@@ -31,19 +48,4 @@ export { formatPlatform, hostPlatform, parsePlatform } from './source/platform.t
 export { describeSource, parseSourceReference, type SourceReference } from './source/reference.ts';
 export { type FetchedManifest, RegistryClient } from './source/registry-client.ts';
 export type { RegistryClientOptions } from './source/registry-session.ts';
-export * as codec from './erofs/codec.ts';
-export { tarHeader } from './layer/tar-header.ts';
-export {
-  Converter,
-  type ConvertedImage,
-  type ConvertImageOptions,
-  type ConvertOptions,
-  type ConvertStats,
-  CONVERTER_VERSION,
-  DEFAULT_COLLAPSE_LIMIT_BYTES,
-  DEFAULT_INLINE_LIMIT_BYTES,
-  MAX_INLINE_LIMIT_BYTES,
-} from './convert.ts';
-export type { BuiltBlob, BuiltLayer, LayerSink } from './layer-sink.ts';
-export { CODEC_NAMES, type CodecName } from './layer/cluster-codec.ts';
 export { cutsWhereChainsPart, planGroups } from './tree/collapse-plan.ts';

@@ -5,7 +5,17 @@
  * points to it is replaced atomically: processes that build at the same time, or run an older build, do not meet.
  */
 import { createHash } from 'node:crypto';
-import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, statSync, utimesSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  statSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
 import { basename, dirname, join, relative } from 'node:path';
 import { fileState, stampPath } from './bundle-stamp.mjs';
 import { workerEntries } from './worker-entries.mjs';
@@ -98,6 +108,9 @@ export async function buildBundle(root, name, entries) {
       content.update(fileName).update('\0').update(file.contents);
     }
     const folder = `${name}-${content.digest('hex').slice(0, 16)}`;
+    // Whoever may read the sources may run what was built of them, whatever the umask of who built it.
+    for (const name of readdirSync(staging)) chmodSync(join(staging, name), 0o644);
+    chmodSync(staging, 0o755);
     publishFolder(staging, join(dist, folder));
     /** @type {Record<string, string>} */
     const files = {};
@@ -136,6 +149,7 @@ function sourceStates(root) {
 function makeFolder(path) {
   try {
     mkdirSync(path);
+    chmodSync(path, 0o755);
   } catch (error) {
     // Another process may have just made it.
     if (!existsSync(path)) throw error;
@@ -157,6 +171,7 @@ function publishFolder(staging, target) {
 function publishFile(path, text) {
   const temporary = join(dirname(path), `.${basename(path)}-${process.pid}`);
   writeFileSync(temporary, text);
+  chmodSync(temporary, 0o644);
   renameSync(temporary, path);
 }
 

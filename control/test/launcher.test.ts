@@ -92,6 +92,14 @@ describe('bin/dsec', () => {
     expect(run().stdout).toBe('one\n');
   });
 
+  it('builds for every user, whatever the umask', () => {
+    spawnSync('sh', ['-c', `umask 077; exec ${process.execPath} ${root}/bin/dsec`]);
+    const folder = join(root, 'dist', builds()[0]!);
+    expect(statSync(folder).mode & 0o777).toBe(0o755);
+    expect(statSync(join(folder, 'dsec.mjs')).mode & 0o777).toBe(0o644);
+    expect(statSync(join(root, 'dist/dsec.stamp.json')).mode & 0o777).toBe(0o644);
+  });
+
   it('lets many processes build at once', async () => {
     const runs = Array.from({ length: 6 }, () => promisify(execFile)(process.execPath, [join(root, 'bin/dsec')]));
     for (const { stdout, stderr } of await Promise.all(runs)) expect([stdout, stderr]).toEqual(['one\n', '']);

@@ -81,7 +81,8 @@ export function encodeClusterIndex(map: Int32Array, firstBlock: number, place: C
     let head = from;
     while (head < to && types[head] === LCLUSTER_TYPE.NONHEAD) head++;
     if (head === to) return 0;
-    const before = types[from] === LCLUSTER_TYPE.NONHEAD && (values[from]! & CBLK_COUNT) !== 0 ? values[from]! & ~CBLK_COUNT : 0;
+    const before =
+      types[from] === LCLUSTER_TYPE.NONHEAD && (values[from]! & CBLK_COUNT) !== 0 ? values[from]! & ~CBLK_COUNT : 0;
     return blocks[head]! - before;
   };
   for (let at = 0; at < initial; at += 2) pack(at, 2, 8);

@@ -5,7 +5,7 @@
  * earlier layer of the group has, too, is stored once. When a single spool is live as a whole, it is the blob as it is.
  * In blobs per layer (`--collapse metadata`): every layer's spool is a device of its own, untouched.
  */
-import { openSync, readSync, closeSync } from 'node:fs';
+import { closeSync, openSync, readSync } from 'node:fs';
 import type { Run } from '../layer/layer-job.ts';
 import type { FileData } from '../layer/spool-format.ts';
 import { BLOCK_BYTES } from './layout.ts';
@@ -94,8 +94,10 @@ class SpoolComparer {
   }
 
   #sameBytes(a: FileData, b: FileData): boolean {
-    if (a.form !== b.form || a.blocks !== b.blocks || a.tailBytes !== b.tailBytes || a.unitBits !== b.unitBits) return false;
-    if (a.map !== undefined && !(a.map.length === b.map!.length && a.map.every((v, i) => v === b.map![i]))) return false;
+    if (a.form !== b.form || a.blocks !== b.blocks || a.tailBytes !== b.tailBytes || a.unitBits !== b.unitBits)
+      return false;
+    if (a.map !== undefined && !(a.map.length === b.map!.length && a.map.every((v, i) => v === b.map![i])))
+      return false;
     const left = Buffer.allocUnsafe(1 << 18);
     const right = Buffer.allocUnsafe(1 << 18);
     const total = a.blocks * BLOCK_BYTES;

@@ -4,7 +4,6 @@
  * All fields are little-endian. Offsets are relative to the start of their structure. An inode lies at
  * `metaBlkAddr * blockSize + 32 * nid`; a shared xattr at `xattrBlkAddr * blockSize + 4 * id`. Data addresses are block
  * numbers in the unified space: the primary's blocks first, each extra device from its slot's `uniaddr` on.
- * docs/erofs-layers.md tells how DSec uses it.
  */
 
 /** Block size of every image that we write; others are read too. */

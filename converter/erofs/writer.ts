@@ -9,7 +9,7 @@ import { createHash } from 'node:crypto';
 import { type ByteString, writeByteString } from '#base';
 import type { CodecName } from '../layer/cluster-codec.ts';
 import type { FileData } from '../layer/spool-format.ts';
-import { DirNode, type LeafNode, type Node } from '../tree/file-tree.ts';
+import type { DirNode, LeafNode, Node } from '../tree/file-tree.ts';
 import type { GroupView, Named } from '../tree/group-view.ts';
 import { clusterIndexBytes, encodeClusterIndex } from './cluster-index.ts';
 import { superblockChecksum } from './crc32c.ts';
@@ -27,9 +27,9 @@ import {
   COMPR_CFG_BYTES,
   DEVICE_SLOT,
   DEVICE_SLOT_SIZE,
-  encodeDevice,
   EXTENDED_INODE,
   EXTENDED_INODE_SIZE,
+  encodeDevice,
   FILE_TYPE,
   INCOMPAT,
   INODE_FORMAT,
@@ -190,7 +190,8 @@ export class ErofsWriter {
     const devices = placement.devices.map((d, i) => ({ blocks: d.blocks, tag: tags[i]! }));
     const configs = this.#compressionConfigs();
     const slotsAt = Math.ceil((SUPER_OFFSET + SUPER_SIZE + configs.length) / DEVICE_SLOT_SIZE) * DEVICE_SLOT_SIZE;
-    const headerEnd = devices.length === 0 ? SUPER_OFFSET + SUPER_SIZE + configs.length : slotsAt + devices.length * DEVICE_SLOT_SIZE;
+    const headerEnd =
+      devices.length === 0 ? SUPER_OFFSET + SUPER_SIZE + configs.length : slotsAt + devices.length * DEVICE_SLOT_SIZE;
 
     const allocator = new InodeAllocator(headerEnd);
     for (const inode of this.#inodes) {
@@ -218,7 +219,15 @@ export class ErofsWriter {
       head.writeUInt32LE(sum, SUPER_OFFSET + SB.checksum);
     });
     try {
-      this.#writeHeader(file.at(0, headerEnd), { configs, devices, uniaddr, slotsAt, primaryBlocks, sharedBlock, hasShared: shared.length > 0 });
+      this.#writeHeader(file.at(0, headerEnd), {
+        configs,
+        devices,
+        uniaddr,
+        slotsAt,
+        primaryBlocks,
+        sharedBlock,
+        hasShared: shared.length > 0,
+      });
       let highest = 0;
       this.#inodes.forEach((inode, number) => {
         this.#writeInode(file, inode, number + 1, placement, uniaddr);
@@ -288,7 +297,8 @@ export class ErofsWriter {
     const { node } = inode;
     if (node.kind === 'dir') {
       const dir = inode as Directory;
-      const blocks = inode.inlineBytes > 0 ? Math.floor(dir.sizeBytes / BLOCK_BYTES) : Math.ceil(dir.sizeBytes / BLOCK_BYTES);
+      const blocks =
+        inode.inlineBytes > 0 ? Math.floor(dir.sizeBytes / BLOCK_BYTES) : Math.ceil(dir.sizeBytes / BLOCK_BYTES);
       if (blocks === 0) return block;
       dir.firstBlock = block;
       return block + blocks;
@@ -336,7 +346,10 @@ export class ErofsWriter {
   ): void {
     const { codec } = this.#input;
     const sb = out.subarray(SUPER_OFFSET);
-    const uuid = createHash('sha256').update(h.devices.map((d) => d.tag).join()).update(String(this.#inodes.length)).digest();
+    const uuid = createHash('sha256')
+      .update(h.devices.map((d) => d.tag).join())
+      .update(String(this.#inodes.length))
+      .digest();
     uuid[6] = (uuid[6]! & 0x0f) | 0x80;
     uuid[8] = (uuid[8]! & 0x3f) | 0x80;
     let incompat = h.devices.length > 0 ? INCOMPAT.DEVICE_TABLE : 0;
@@ -371,7 +384,13 @@ export class ErofsWriter {
     return false;
   }
 
-  #writeInode(file: MetaFile, inode: Inode, number: number, placement: DataPlacement, uniaddr: readonly number[]): void {
+  #writeInode(
+    file: MetaFile,
+    inode: Inode,
+    number: number,
+    placement: DataPlacement,
+    uniaddr: readonly number[],
+  ): void {
     const { node } = inode;
     const out = file.at(inode.position, inode.headBytes + inode.inlineBytes);
     const body = inode.xattrs === undefined || inode.xattrs.size === 0 ? undefined : this.#xattrs.body(inode.xattrs);
@@ -407,7 +426,8 @@ export class ErofsWriter {
       out.writeUInt16LE(node.gid, COMPACT_INODE.gid);
     }
     body?.copy(out, inodeBytes);
-    if (node.kind === 'file' && node.data?.form === 'chunks') this.#writeChunkMap(out.subarray(mapAt), node.data, placement);
+    if (node.kind === 'file' && node.data?.form === 'chunks')
+      this.#writeChunkMap(out.subarray(mapAt), node.data, placement);
     if (node.kind === 'file' && node.data?.form === 'clusters') {
       this.#writeClusterMap(out.subarray(mapAt), inode.position + mapAt, node, placement, uniaddr);
     }
@@ -418,7 +438,8 @@ export class ErofsWriter {
   #layoutOf(inode: Inode, placement: DataPlacement, uniaddr: readonly number[]): [number, number] {
     const { node } = inode;
     const flat = inode.inlineBytes > 0 ? LAYOUT.FLAT_INLINE : LAYOUT.FLAT_PLAIN;
-    if (node.kind === 'dir') return [flat, (inode as Directory).firstBlock >= 0 ? (inode as Directory).firstBlock : NULL_ADDR];
+    if (node.kind === 'dir')
+      return [flat, (inode as Directory).firstBlock >= 0 ? (inode as Directory).firstBlock : NULL_ADDR];
     if (node.kind === 'symlink') return [flat, this.#symlinkBlocks.get(node) ?? NULL_ADDR];
     if (node.kind === 'char' || node.kind === 'block') return [LAYOUT.FLAT_PLAIN, encodeDevice(node.major, node.minor)];
     const { data } = node;
@@ -445,10 +466,19 @@ export class ErofsWriter {
     });
   }
 
-  #writeClusterMap(out: Buffer, position: number, node: LeafNode, placement: DataPlacement, uniaddr: readonly number[]): void {
+  #writeClusterMap(
+    out: Buffer,
+    position: number,
+    node: LeafNode,
+    placement: DataPlacement,
+    uniaddr: readonly number[],
+  ): void {
     const data = node.data!;
     const { slot, block } = placement.placeOf(data);
-    out.writeUInt16LE(MAP_ADVISE.COMPACTED_2B | MAP_ADVISE.BIG_PCLUSTER_1 | MAP_ADVISE.BIG_PCLUSTER_2, MAP_HEADER.advise);
+    out.writeUInt16LE(
+      MAP_ADVISE.COMPACTED_2B | MAP_ADVISE.BIG_PCLUSTER_1 | MAP_ADVISE.BIG_PCLUSTER_2,
+      MAP_HEADER.advise,
+    );
     out[MAP_HEADER.algorithm] = ALGORITHMS[this.#input.codec!];
     const place = { startByte: position + MAP_HEADER_SIZE, sizeBytes: node.sizeBytes };
     encodeClusterIndex(data.map!, uniaddr[slot - 1]! + block, place).copy(out, MAP_HEADER_SIZE);
@@ -489,7 +519,11 @@ export class ErofsWriter {
 /** Mark of a leaf that the walk has met, until it has a number. */
 const SEEN = -2;
 const ZSTD_WINDOW_LOG = 17;
-const ALGORITHMS: Readonly<Record<CodecName, number>> = { lz4: ALGORITHM.LZ4, deflate: ALGORITHM.DEFLATE, zstd: ALGORITHM.ZSTD };
+const ALGORITHMS: Readonly<Record<CodecName, number>> = {
+  lz4: ALGORITHM.LZ4,
+  deflate: ALGORITHM.DEFLATE,
+  zstd: ALGORITHM.ZSTD,
+};
 
 const TYPES: Readonly<Record<Node['kind'], { mode: number; dirent: number }>> = {
   file: { mode: MODE_TYPE.REGULAR, dirent: FILE_TYPE.REGULAR },

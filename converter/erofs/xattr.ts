@@ -73,7 +73,9 @@ export class XattrTable {
   share(baseBytes: number): Buffer {
     const parts: Buffer[] = [];
     let at = baseBytes;
-    for (const [, use] of [...this.#uses].filter(([, u]) => u.uses >= SHARED_FROM_USES).sort((a, b) => (a[0] < b[0] ? -1 : 1))) {
+    for (const [, use] of [...this.#uses]
+      .filter(([, u]) => u.uses >= SHARED_FROM_USES)
+      .sort((a, b) => (a[0] < b[0] ? -1 : 1))) {
       use.id = at / 4;
       parts.push(use.entry);
       at += use.entry.length;
@@ -108,7 +110,9 @@ export class XattrTable {
 
   /** An inode's attribute area. Equal sets share the buffer. */
   body(xattrs: Xattrs): Buffer {
-    const names = [...xattrs].map(([name, value]) => ({ name, key: keyOf(name, value) })).sort((a, b) => (a.key < b.key ? -1 : 1));
+    const names = [...xattrs]
+      .map(([name, value]) => ({ name, key: keyOf(name, value) }))
+      .sort((a, b) => (a.key < b.key ? -1 : 1));
     const all = names.map((n) => n.key).join('\0\0');
     const known = this.#bodies.get(all);
     if (known) return known;
@@ -125,7 +129,7 @@ export class XattrTable {
     const head = Buffer.alloc(XATTR_HEADER_SIZE + 4 * ids.length);
     head.writeUInt32LE(~filter >>> 0, 0);
     head[4] = ids.length;
-    ids.forEach((id, i) => head.writeUInt32LE(id, XATTR_HEADER_SIZE + 4 * i));
+    for (const [i, id] of ids.entries()) head.writeUInt32LE(id, XATTR_HEADER_SIZE + 4 * i);
     const body = Buffer.concat([head, ...inline]);
     // Sets without anything shared are mostly unique; remembering them all would only cost memory.
     if (inline.length === 0) this.#bodies.set(all, body);

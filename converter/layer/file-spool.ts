@@ -259,7 +259,8 @@ export class FileSpool {
   }
 
   #same(a: FileData, b: FileData): boolean {
-    if (a.form !== b.form || a.blocks !== b.blocks || a.tailBytes !== b.tailBytes || a.unitBits !== b.unitBits) return false;
+    if (a.form !== b.form || a.blocks !== b.blocks || a.tailBytes !== b.tailBytes || a.unitBits !== b.unitBits)
+      return false;
     if (a.map !== undefined && !sameMap(a.map, b.map!)) return false;
     if (a.tailBytes > 0) {
       this.#flushTails();

@@ -86,7 +86,4 @@ export interface FailedJob {
 
 /** Messages on a stream's port: the worker grants bytes, the converter sends them. */
 export type StreamGrant = { readonly grantBytes: number };
-export type StreamChunk =
-  | { readonly chunk: Uint8Array }
-  | { readonly end: true }
-  | { readonly error: FailedJob };
+export type StreamChunk = { readonly chunk: Uint8Array } | { readonly end: true } | { readonly error: FailedJob };

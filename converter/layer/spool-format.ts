@@ -7,7 +7,16 @@ import { type ByteString, byteString, writeByteString } from '#base';
 import type { Entry, EntryKind } from './entry.ts';
 
 const KINDS: readonly EntryKind[] = [
-  'file', 'dir', 'symlink', 'hardlink', 'char', 'block', 'fifo', 'socket', 'whiteout', 'opaque',
+  'file',
+  'dir',
+  'symlink',
+  'hardlink',
+  'char',
+  'block',
+  'fifo',
+  'socket',
+  'whiteout',
+  'opaque',
 ];
 const SEGMENT_BYTES = 1 << 20;
 const FIXED_BYTES = 76;
@@ -107,7 +116,8 @@ export class SpoolIndexWriter {
 
   finish(): SpoolIndex {
     // The last segment is cut to what it holds: many small layers must not cost a megabyte each.
-    if (this.#used > 0) this.#segments.push(new Uint8Array(this.#buffer.subarray(0, this.#used)) as Uint8Array<ArrayBuffer>);
+    if (this.#used > 0)
+      this.#segments.push(new Uint8Array(this.#buffer.subarray(0, this.#used)) as Uint8Array<ArrayBuffer>);
     this.#used = 0;
     return { segments: this.#segments, data: encodeData(this.#data), count: this.count };
   }
@@ -137,7 +147,17 @@ function encodeData(all: readonly FileData[]): EncodedData {
   const maps: (Int32Array | undefined)[] = [];
   all.forEach((d, i) => {
     fields.set(
-      [FORMS.indexOf(d.form), d.sizeBytes, d.crc32, d.startBlock, d.blocks, d.tailOffset, d.tailBytes, d.unitBits, maps.length],
+      [
+        FORMS.indexOf(d.form),
+        d.sizeBytes,
+        d.crc32,
+        d.startBlock,
+        d.blocks,
+        d.tailOffset,
+        d.tailBytes,
+        d.unitBits,
+        maps.length,
+      ],
       i * FIELDS,
     );
     if (d.map) maps.push(d.map);

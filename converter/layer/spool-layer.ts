@@ -4,10 +4,10 @@
  */
 import { createHash, type Hash } from 'node:crypto';
 import { open } from 'node:fs/promises';
-import { decompress } from './decompress.ts';
-import type { Entry, EntryHandler } from './entry.ts';
 import { fail } from '../errors.ts';
 import { codecFor } from './cluster-codec.ts';
+import { decompress } from './decompress.ts';
+import type { Entry, EntryHandler } from './entry.ts';
 import { FileSpool } from './file-spool.ts';
 import { readFolder } from './folder-reader.ts';
 import type { SpoolJob, SpoolResult } from './layer-job.ts';

@@ -4,7 +4,12 @@ import { clusterIndexBytes, encodeClusterIndex } from '../erofs/cluster-index.ts
 const BLOCK = 4096;
 
 /** The kernel's way through a compact index (fs/erofs/zmap.c): type and physical block of logical cluster `lcn`. */
-function lookUp(index: Buffer, startByte: number, sizeBytes: number, lcn: number): { type: number; value: number; block: number } {
+function lookUp(
+  index: Buffer,
+  startByte: number,
+  sizeBytes: number,
+  lcn: number,
+): { type: number; value: number; block: number } {
   const total = Math.ceil(sizeBytes / BLOCK);
   let initial = ((32 - (startByte % 32)) / 4) % 8;
   let short = 0;

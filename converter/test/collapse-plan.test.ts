@@ -3,7 +3,10 @@ import { cutsWhereChainsPart, planGroups } from '../tree/collapse-plan.ts';
 
 describe('planGroups', () => {
   test('merges consecutive layers up to the limit', () => {
-    expect(planGroups([1, 1, 1, 1], { limitBytes: 2 })).toEqual([[0, 1], [2, 3]]);
+    expect(planGroups([1, 1, 1, 1], { limitBytes: 2 })).toEqual([
+      [0, 1],
+      [2, 3],
+    ]);
     expect(planGroups([1, 1, 1], { limitBytes: 10 })).toEqual([[0, 1, 2]]);
   });
 

@@ -1,7 +1,7 @@
+import { randomBytes } from 'node:crypto';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { randomBytes } from 'node:crypto';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { codecFor } from '../layer/cluster-codec.ts';
 import { FileSpool } from '../layer/file-spool.ts';
@@ -49,7 +49,8 @@ class Bench {
     } else if (data.form === 'chunks') {
       data.map!.forEach((block, i) => {
         const unit = 2 ** data.unitBits;
-        if (block >= 0) spool.copy(out, i * unit, (data.startBlock + block) * 4096, (data.startBlock + block) * 4096 + unit);
+        if (block >= 0)
+          spool.copy(out, i * unit, (data.startBlock + block) * 4096, (data.startBlock + block) * 4096 + unit);
       });
     } else {
       let block = data.startBlock;
@@ -70,10 +71,13 @@ const text = (n: number) => Buffer.from('the quick brown fox '.repeat(n / 20 + 1
 describe('plain files', () => {
   test('sizes around blocks and units come back', () => {
     const bench = new Bench();
-    const files = [1, 2047, 2048, 2049, 4095, 4096, 4097, 6144, 65535, 65536, 65537, 300_000, 5_000_000].map((n) => noise(n));
+    const files = [1, 2047, 2048, 2049, 4095, 4096, 4097, 6144, 65535, 65536, 65537, 300_000, 5_000_000].map((n) =>
+      noise(n),
+    );
     const records = files.map((bytes) => bench.add(bytes)!);
     bench.finish();
-    files.forEach((bytes, i) => expect(bench.read(records[i]!).equals(bytes), `file of ${bytes.length}`).toBe(true));
+    for (const [i, bytes] of files.entries())
+      expect(bench.read(records[i]!).equals(bytes), `file of ${bytes.length}`).toBe(true);
     expect(records.map((r) => r.tailBytes)).toEqual([1, 2047, 2048, 0, 0, 0, 1, 2048, 0, 0, 1, 992, 0]);
   });
 
@@ -153,7 +157,9 @@ describe('holes', () => {
     const bytes = [noise(1000), 500_000, noise(3000), 70_001, noise(1)] as const;
     const data = bench.add(...bytes)!;
     bench.finish();
-    expect(bench.read(data).equals(Buffer.concat(bytes.map((p) => (typeof p === 'number' ? Buffer.alloc(p) : p))))).toBe(true);
+    expect(
+      bench.read(data).equals(Buffer.concat(bytes.map((p) => (typeof p === 'number' ? Buffer.alloc(p) : p)))),
+    ).toBe(true);
   });
 
   test('only zeros, of any length, store nothing', () => {
@@ -174,10 +180,18 @@ describe('holes', () => {
 describe.each(['lz4', 'deflate', 'zstd'] as const)('%s', (codec) => {
   test('compressible, incompressible and mixed files come back', () => {
     const bench = new Bench({ codec });
-    const files = [text(100), text(5000), text(70_000), noise(200_000), Buffer.concat([text(65536), noise(65536), text(65536), text(10)]), Buffer.alloc(300_000)];
+    const files = [
+      text(100),
+      text(5000),
+      text(70_000),
+      noise(200_000),
+      Buffer.concat([text(65536), noise(65536), text(65536), text(10)]),
+      Buffer.alloc(300_000),
+    ];
     const records = files.map((bytes) => bench.add(bytes)!);
     const { dataBytes } = bench.finish();
-    files.forEach((bytes, i) => expect(bench.read(records[i]!, codec).equals(bytes), `file ${i}`).toBe(true));
+    for (const [i, bytes] of files.entries())
+      expect(bench.read(records[i]!, codec).equals(bytes), `file ${i}`).toBe(true);
     expect(records.map((r) => r.form)).toEqual(['flat', 'clusters', 'clusters', 'flat', 'clusters', 'clusters']);
     expect(dataBytes).toBeLessThan(400 * KIB);
   });

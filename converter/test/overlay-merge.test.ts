@@ -21,11 +21,17 @@ describe('whiteouts', () => {
   });
 
   test('a group of its own: the mark stays where a lower group has the name', () => {
-    expect(groupsOf([lower, [gone('d/x'), gone('d/nothing')]])).toEqual([['d/', 'd/x', 'd/y'], ['d/', '-d/x']]);
+    expect(groupsOf([lower, [gone('d/x'), gone('d/nothing')]])).toEqual([
+      ['d/', 'd/x', 'd/y'],
+      ['d/', '-d/x'],
+    ]);
   });
 
   test('acts on lower layers whatever its place, and the same name of its own layer stays', () => {
-    for (const layer of [[gone('d/x'), file('d/x')], [file('d/x'), gone('d/x')]]) {
+    for (const layer of [
+      [gone('d/x'), file('d/x')],
+      [file('d/x'), gone('d/x')],
+    ]) {
       expect(groupsOf([lower, layer])[1]).toEqual(['d/', 'd/x']);
     }
   });
@@ -60,17 +66,30 @@ describe('whiteouts', () => {
 
 describe('opaque directories', () => {
   test('hide the lower names; the mark stays in a group of its own', () => {
-    const layers = [[dir('d'), file('d/a'), dir('d/s'), file('d/s/b')], [file('d/c'), opaque('d'), dir('d/s')]];
+    const layers = [
+      [dir('d'), file('d/a'), dir('d/s'), file('d/s/b')],
+      [file('d/c'), opaque('d'), dir('d/s')],
+    ];
     expect(groupsOf(layers, true)).toEqual([['d/', 'd/c', 'd/s/']]);
     expect(groupsOf(layers)[1]).toEqual(['d/!', 'd/c', 'd/s/']);
   });
 
   test('at the root, where OverlayFS knows no opaque mark, each name is hidden by itself', () => {
-    expect(groupsOf([[dir('d'), file('d/a'), file('x')], [file('.wh..wh..opq'), dir('d'), file('new')]])[1]).toEqual(['d/!', 'new', '-x']);
+    expect(
+      groupsOf([
+        [dir('d'), file('d/a'), file('x')],
+        [file('.wh..wh..opq'), dir('d'), file('new')],
+      ])[1],
+    ).toEqual(['d/!', 'new', '-x']);
   });
 
   test('a directory that replaces a removed one is opaque', () => {
-    expect(groupsOf([[dir('d'), file('d/a')], [gone('d'), dir('d'), file('d/b')]])[1]).toEqual(['d/!', 'd/b']);
+    expect(
+      groupsOf([
+        [dir('d'), file('d/a')],
+        [gone('d'), dir('d'), file('d/b')],
+      ])[1],
+    ).toEqual(['d/!', 'd/b']);
   });
 
   test('a directory that takes a file’s place is not', () => {
@@ -106,13 +125,15 @@ describe('hard links', () => {
 
 describe('paths', () => {
   test('stay inside the root', () => {
-    expect(groupsOf([[file('../../etc/x'), file('/abs'), file('a/../b'), file('./c//d')]])).toEqual([['abs', 'b', 'c/', 'c/d', 'etc/', 'etc/x']]);
+    expect(groupsOf([[file('../../etc/x'), file('/abs'), file('a/../b'), file('./c//d')]])).toEqual([
+      ['abs', 'b', 'c/', 'c/d', 'etc/', 'etc/x'],
+    ]);
   });
 
   test('go through symlinks, inside the root', () => {
-    expect(groupsOf([[dir('real'), symlink('l', '/real'), symlink('up', '../../real'), file('l/x'), file('up/y')]])).toEqual([
-      ['l', 'real/', 'real/x', 'real/y', 'up'],
-    ]);
+    expect(
+      groupsOf([[dir('real'), symlink('l', '/real'), symlink('up', '../../real'), file('l/x'), file('up/y')]]),
+    ).toEqual([['l', 'real/', 'real/x', 'real/y', 'up']]);
   });
 
   test('a loop of symlinks, a file as parent, long names and long paths are refused', () => {
@@ -167,7 +188,14 @@ describe('an upper over an unknown base', () => {
   test('keeps every deletion and every opaque mark', () => {
     const tree = new OverlayTree({ unknownBase: true });
     tree.apply({
-      ...layerOf([dir('etc'), { path: 'etc/gone', kind: 'whiteout' }, dir('var'), { path: 'var', kind: 'opaque' }, { path: 'top', kind: 'whiteout' }, file('var/new')]),
+      ...layerOf([
+        dir('etc'),
+        { path: 'etc/gone', kind: 'whiteout' },
+        dir('var'),
+        { path: 'var', kind: 'opaque' },
+        { path: 'top', kind: 'whiteout' },
+        file('var/new'),
+      ]),
       whiteoutNames: false,
     });
     expect(linesOf(tree.root, new GroupView(tree.group))).toEqual(['etc/', '-etc/gone', '-top', 'var/!', 'var/new']);

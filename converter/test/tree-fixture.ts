@@ -8,7 +8,12 @@ import { OverlayTree } from '../tree/overlay-merge.ts';
 export type Made = Partial<Entry> & Pick<Entry, 'path' | 'kind'>;
 
 export const file = (path: string, more: Partial<Entry> = {}): Made => ({ path, kind: 'file', mode: 0o644, ...more });
-export const dir = (path: string, mode = 0o755, more: Partial<Entry> = {}): Made => ({ path, kind: 'dir', mode, ...more });
+export const dir = (path: string, mode = 0o755, more: Partial<Entry> = {}): Made => ({
+  path,
+  kind: 'dir',
+  mode,
+  ...more,
+});
 export const symlink = (path: string, target: string): Made => ({ path, kind: 'symlink', target, mode: 0o777 });
 export const hardlink = (path: string, target: string): Made => ({ path, kind: 'hardlink', target });
 export const gone = (path: string): Made => file(path.replace(/([^/]+)$/, '.wh.$1'));
@@ -18,7 +23,16 @@ export function layerOf(entries: readonly Made[], label = 'layer') {
   const index = new SpoolIndexWriter();
   for (const entry of entries) {
     const full = {
-      mode: 0, uid: 0, gid: 0, mtimeSec: 0, mtimeNsec: 0, sizeBytes: 0, target: '', major: 0, minor: 0, xattrs: undefined,
+      mode: 0,
+      uid: 0,
+      gid: 0,
+      mtimeSec: 0,
+      mtimeNsec: 0,
+      sizeBytes: 0,
+      target: '',
+      major: 0,
+      minor: 0,
+      xattrs: undefined,
       ...entry,
     };
     index.add(full, undefined);

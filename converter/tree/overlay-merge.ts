@@ -5,9 +5,9 @@
  * entry are directories 0755 root:root; symlinks on the way resolve inside the root.
  */
 import { type ByteString, display } from '#base';
-import type { Entry } from '../layer/entry.ts';
 import { canStoreXattr } from '../erofs/xattr.ts';
 import { fail } from '../errors.ts';
+import type { Entry } from '../layer/entry.ts';
 import { type FileData, forEachEntry, type SpoolIndex } from '../layer/spool-format.ts';
 import { DirNode, LeafNode, type Node, setAttributes } from './file-tree.ts';
 
@@ -134,7 +134,9 @@ export class OverlayTree {
       return;
     }
     if (entry.kind === 'char' && entry.major === 0 && entry.minor === 0) {
-      this.notes.push(`${layer.label}: ${display(entry.path)}: character device 0:0 left out (OverlayFS would read it as a whiteout)`);
+      this.notes.push(
+        `${layer.label}: ${display(entry.path)}: character device 0:0 left out (OverlayFS would read it as a whiteout)`,
+      );
       return;
     }
     const parent = this.#walk(layer, entry, parts, true)!;
@@ -155,7 +157,10 @@ export class OverlayTree {
       parent.children.set(name, fresh);
       return;
     }
-    const node = entry.kind === 'hardlink' ? this.#linkTarget(layer, entry) : new LeafNode(entry.kind as LeafNode['kind'], entry, this.group, data);
+    const node =
+      entry.kind === 'hardlink'
+        ? this.#linkTarget(layer, entry)
+        : new LeafNode(entry.kind as LeafNode['kind'], entry, this.group, data);
     if (node === old) return;
     if (old !== undefined) this.#remove(parent, name, old);
     parent.children.set(name, node);
@@ -171,7 +176,8 @@ export class OverlayTree {
     if (target.kind === 'dir') throw fail('LAYER_LINK_TO_DIRECTORY', what);
     if (target.group === this.group) return target;
     // The group's own layer must hold the file: names in different EROFS layers cannot share an inode.
-    if (target.successor?.group !== this.group) target.successor = new LeafNode(target.kind, target, this.group, target.data);
+    if (target.successor?.group !== this.group)
+      target.successor = new LeafNode(target.kind, target, this.group, target.data);
     return target.successor!;
   }
 
@@ -179,7 +185,13 @@ export class OverlayTree {
    * The directory at `parts`, following symlinks inside the root. With `create`, what is missing is made and every
    * directory on the way becomes part of the group's layer. Undefined when it does not exist.
    */
-  #walk(layer: LayerInput, entry: Entry, parts: readonly ByteString[], create: boolean, touch = true): DirNode | undefined {
+  #walk(
+    layer: LayerInput,
+    entry: Entry,
+    parts: readonly ByteString[],
+    create: boolean,
+    touch = true,
+  ): DirNode | undefined {
     const todo = parts.slice().reverse();
     const stack: DirNode[] = [this.root];
     let hops = 0;
@@ -206,7 +218,11 @@ export class OverlayTree {
         if (next.target.startsWith('/')) stack.length = 1;
         for (const part of next.target.split('/').reverse()) todo.push(part);
       } else if (create) {
-        throw fail('LAYER_PARENT_NOT_DIRECTORY', { layer: layer.label, path: display(entry.path), parent: display(name) });
+        throw fail('LAYER_PARENT_NOT_DIRECTORY', {
+          layer: layer.label,
+          path: display(entry.path),
+          parent: display(name),
+        });
       } else {
         return undefined;
       }
@@ -217,7 +233,11 @@ export class OverlayTree {
 
   #parts(layer: LayerInput, entry: Entry): ByteString[] {
     if (entry.path.length > MAX_PATH_BYTES) {
-      throw fail('LAYER_PATH_TOO_LONG', { layer: layer.label, path: `${display(entry.path.slice(0, 80))}...`, limit: MAX_PATH_BYTES });
+      throw fail('LAYER_PATH_TOO_LONG', {
+        layer: layer.label,
+        path: `${display(entry.path.slice(0, 80))}...`,
+        limit: MAX_PATH_BYTES,
+      });
     }
     const parts = splitPath(entry.path);
     for (const part of parts) {
@@ -246,7 +266,12 @@ export class OverlayTree {
       this.notes.push(`${layer.label}: ${display(entry.path)}: attribute ${display(name)} left out (${why})`);
     }
     if (bytes > MAX_XATTR_BYTES) {
-      throw fail('LAYER_XATTRS_TOO_LARGE', { layer: layer.label, path: display(entry.path), size: bytes, limit: MAX_XATTR_BYTES });
+      throw fail('LAYER_XATTRS_TOO_LARGE', {
+        layer: layer.label,
+        path: display(entry.path),
+        size: bytes,
+        limit: MAX_XATTR_BYTES,
+      });
     }
     if (entry.xattrs.size === 0) entry.xattrs = undefined;
     return entry;

@@ -4,13 +4,13 @@
  */
 import { type Digest, isDigest, messageOf, type Progress } from '#base';
 import {
+  type BuiltLayer,
   type CodecName,
   Converter,
   type ConvertStats,
   cutsWhereChainsPart,
   DEFAULT_COLLAPSE_LIMIT_BYTES,
   DEFAULT_INLINE_LIMIT_BYTES,
-  type BuiltLayer,
   type ImageSource,
   openSource,
   type Platform,
@@ -111,7 +111,13 @@ async function convertAll(
     for (const item of items) {
       try {
         const { platform, credentials, insecure, signal } = options;
-        const handle = await openSource(item.source, { platform, credentials, insecure, signal, workDir: staging.path });
+        const handle = await openSource(item.source, {
+          platform,
+          credentials,
+          insecure,
+          signal,
+          workDir: staging.path,
+        });
         handles.push(handle);
         opened.push({ ...item, handle, image: await handle.resolve(), cuts: new Set() });
       } catch (error) {
@@ -143,7 +149,7 @@ async function convertAll(
       }
     } finally {
       await converter.close();
-      await sink.settled();
+      await sink.recordProofs();
     }
     return items.map((item) => outcomes.get(item)!);
   } finally {
@@ -158,7 +164,9 @@ function itemOf(items: readonly BatchItem[], opened: Opened): BatchItem {
 
 function planCuts(opened: readonly Opened[], options: ConvertToStoreOptions): void {
   if (opened.length < 2 || options.collapse === 'metadata') return;
-  const chains = opened.map(({ image }, i) => image.layers.map((layer, n) => layer.diffId ?? layer.digest ?? `${i}.${n}`));
+  const chains = opened.map(({ image }, i) =>
+    image.layers.map((layer, n) => layer.diffId ?? layer.digest ?? `${i}.${n}`),
+  );
   cutsWhereChainsPart(chains).forEach((cuts, i) => {
     opened[i]!.cuts = cuts;
   });
@@ -175,7 +183,11 @@ function shapeOf(options: ConvertToStoreOptions, cuts: ReadonlySet<number>): Sha
   };
 }
 
-async function findConverted(store: BlobStore, item: Opened, options: ConvertToStoreOptions): Promise<Conversion | undefined> {
+async function findConverted(
+  store: BlobStore,
+  item: Opened,
+  options: ConvertToStoreOptions,
+): Promise<Conversion | undefined> {
   const key = conversionKey(item.image, shapeOf(options, item.cuts));
   if (key === undefined) return undefined;
   const record = (await store.getRecord(CONVERSION_RECORDS, key)) as { manifest?: unknown } | undefined;
@@ -209,7 +221,12 @@ async function convertOne(
   if (item.image.layers.length === 0) throw fail('CONVERT_NO_LAYERS', { source: item.source });
   const { layers, stats, notes } = await converter.convert(item.image, { cuts: item.cuts });
   const kind = options.kind ?? 'base';
-  const image = await publishImage(store, { name: item.name, kind, layers: layers.map(toErofsLayer), config: item.image.config });
+  const image = await publishImage(store, {
+    name: item.name,
+    kind,
+    layers: layers.map(toErofsLayer),
+    config: item.image.config,
+  });
   const key = conversionKey(item.image, shapeOf(options, item.cuts));
   if (key !== undefined) await store.putRecord(CONVERSION_RECORDS, key, { manifest: image.manifestDigest });
   return { source: item.source, name: image.name, digest: image.manifestDigest, image, reused: false, stats, notes };
@@ -224,4 +241,3 @@ export function toErofsLayer(built: BuiltLayer): ErofsLayer {
     })),
   };
 }
-

@@ -6,25 +6,30 @@ import { nodeFolders } from '../mount/node-folders.ts';
 import type { BlobStore, Staging } from '../store/blob-store.ts';
 
 export interface StoreSink extends LayerSink {
-  /** Waits for what goes on beside publishing. */
-  settled(): Promise<void>;
+  /**
+   * Once the image is published: remembers the blobs as proved, so that the first mount on this machine need not hash what
+   * the converter has just hashed. Best effort, so errors are dropped.
+   */
+  recordProofs(): Promise<void>;
 }
 
 export function storeSink(store: BlobStore, staging: Staging): StoreSink {
-  const proofs: Promise<void>[] = [];
+  const published = new Set<Digest>();
   return {
     workDir: staging.path,
     put: (bytes: Buffer) => store.put(bytes),
     async putFile(path: string, digest: Digest, sizeBytes: number) {
       await store.putFile(path, digest, sizeBytes);
-      const local = store.localPath(digest);
-      // The converter has just hashed these bytes: who can mount need not do it again. Best effort, so errors are dropped.
-      if (local !== undefined && process.getuid?.() === 0) {
-        proofs.push(recordProof(local, digest, nodeFolders().cacheDir).catch(() => {}));
-      }
+      published.add(digest);
     },
-    async settled() {
-      await Promise.all(proofs);
+    async recordProofs() {
+      if (process.getuid?.() !== 0) return;
+      const { cacheDir } = nodeFolders();
+      const prove = async (digest: Digest) => {
+        const local = store.localPath(digest);
+        if (local !== undefined) await recordProof(local, digest, cacheDir).catch(() => {});
+      };
+      await Promise.all([...published].map(prove));
     },
   };
 }

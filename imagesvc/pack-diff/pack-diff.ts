@@ -1,9 +1,9 @@
 /**
  * What a sandbox changed, as an image: its writable upper becomes one EROFS layer on top of the layers that it ran on.
- * Deletions stay deletions (whiteouts, opaque directories); the layer can also be laid over another base, since it keeps
- * every mark whatever lies below.
+ * Deletions stay deletions (whiteouts, opaque directories). A mark that hides nothing of what lay below is dropped, so that
+ * a packed workspace or toolkit can be laid over other bases, too.
  */
-import { type Digest, type Progress } from '#base';
+import type { Digest, Progress } from '#base';
 import { type CodecName, Converter, type ConvertStats, type SourceImage } from '#converter';
 import { publishImage } from '../catalog/catalog.ts';
 import type { ErofsLayer, Image, ImageKind } from '../catalog/image.ts';
@@ -11,6 +11,7 @@ import { toErofsLayer } from '../convert/convert-to-store.ts';
 import { storeSink } from '../convert/store-sink.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
 import { parseImageName } from '../store/image-name.ts';
+import { openLowerView } from './lower-view.ts';
 import { readUpper } from './upper-reader.ts';
 
 export interface PackDiffOptions {
@@ -64,9 +65,14 @@ export async function packDiff(store: BlobStore, options: PackDiffOptions): Prom
           input: {
             kind: 'entries',
             async read(handler) {
-              const summary = await readUpper(upperDir, handler, { exclude, policy, signal });
-              skipped = summary.skipped;
-              return summary;
+              const view = await openLowerView(store, upperDir, options.lowers);
+              try {
+                const summary = await readUpper(upperDir, handler, { exclude, policy, signal, lower: view.at });
+                skipped = summary.skipped;
+                return summary;
+              } finally {
+                await view.close();
+              }
             },
           },
         },
@@ -89,10 +95,9 @@ export async function packDiff(store: BlobStore, options: PackDiffOptions): Prom
       return { name: packed.name, digest: packed.manifestDigest, image: packed, layer, stats, notes, skipped };
     } finally {
       await converter.close();
-      await sink.settled();
+      await sink.recordProofs();
     }
   } finally {
     await staging.remove();
   }
 }
-

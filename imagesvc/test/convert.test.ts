@@ -27,8 +27,18 @@ type Member = Partial<Entry> & { path: string; content?: Buffer };
 function tar(members: readonly Member[]): Buffer {
   const parts = members.flatMap(({ content, ...more }) => {
     const entry: Entry = {
-      kind: 'file', mode: 0o644, uid: 0, gid: 0, mtimeSec: 1_700_000_000, mtimeNsec: 0, sizeBytes: content?.length ?? 0, target: '',
-      major: 0, minor: 0, xattrs: undefined, ...more,
+      kind: 'file',
+      mode: 0o644,
+      uid: 0,
+      gid: 0,
+      mtimeSec: 1_700_000_000,
+      mtimeNsec: 0,
+      sizeBytes: content?.length ?? 0,
+      target: '',
+      major: 0,
+      minor: 0,
+      xattrs: undefined,
+      ...more,
     };
     return [tarHeader(entry), content ?? Buffer.alloc(0), Buffer.alloc((512 - ((content?.length ?? 0) % 512)) % 512)];
   });
@@ -63,7 +73,10 @@ function layout(name: string, layers: readonly (readonly Member[])[]): string {
   );
   writeFileSync(join(root, 'oci-layout'), '{"imageLayoutVersion":"1.0.0"}');
   const annotations = { 'org.opencontainers.image.ref.name': 'latest' };
-  writeFileSync(join(root, 'index.json'), JSON.stringify({ schemaVersion: 2, manifests: [{ ...manifest, annotations }] }));
+  writeFileSync(
+    join(root, 'index.json'),
+    JSON.stringify({ schemaVersion: 2, manifests: [{ ...manifest, annotations }] }),
+  );
   return `oci:${root}:latest`;
 }
 
@@ -87,9 +100,16 @@ async function contents(name: string): Promise<Record<string, string>> {
 
 const BIG = randomBytes(700_000);
 const LAYERS: Member[][] = [
-  [{ path: 'bin/app', content: BIG }, { path: 'etc/conf', content: Buffer.from('a=1\n') }, { path: 'gone', content: randomBytes(9000) }],
+  [
+    { path: 'bin/app', content: BIG },
+    { path: 'etc/conf', content: Buffer.from('a=1\n') },
+    { path: 'gone', content: randomBytes(9000) },
+  ],
   [{ path: 'etc/conf', content: Buffer.from('a=2\n') }, { path: '.wh.gone' }, { path: 'copy', content: BIG }],
-  [{ path: 'data/zeros', content: Buffer.alloc(1 << 20) }, { path: 'data/text', content: Buffer.from('hello '.repeat(50_000)) }],
+  [
+    { path: 'data/zeros', content: Buffer.alloc(1 << 20) },
+    { path: 'data/text', content: Buffer.from('hello '.repeat(50_000)) },
+  ],
 ];
 const EXPECTED = {
   'bin/app': sha(BIG),
@@ -155,7 +175,10 @@ describe('a batch', () => {
   const own = (n: number): Member[] => [{ path: `own${n}`, content: randomBytes(100_000) }];
 
   test('cuts where chains part: what is shared is one EROFS layer of both', async () => {
-    const items = [1, 2, 3].map((n) => ({ source: layout(`b${n}`, n === 3 ? [shared] : [shared, own(n)]), name: `img:${n}` }));
+    const items = [1, 2, 3].map((n) => ({
+      source: layout(`b${n}`, n === 3 ? [shared] : [shared, own(n)]),
+      name: `img:${n}`,
+    }));
     const outcomes = await convertBatch(store, items, { platform: PLATFORM });
     const images = outcomes.map((o) => ('image' in o ? o.image : undefined)!);
     expect(images.map((i) => i.layers.length)).toEqual([2, 2, 1]);
@@ -193,7 +216,12 @@ describe('an interrupted conversion', () => {
 
 test('notes tell what could not be kept', async () => {
   const done = await convert(
-    layout('n', [[{ path: fromText('null'), kind: 'char', major: 0, minor: 0 }, { path: 'ok', content: Buffer.from('x') }]]),
+    layout('n', [
+      [
+        { path: fromText('null'), kind: 'char', major: 0, minor: 0 },
+        { path: 'ok', content: Buffer.from('x') },
+      ],
+    ]),
   );
   expect(done.notes).toHaveLength(1);
   expect(Object.keys(await contents('web:1'))).toEqual(['ok']);

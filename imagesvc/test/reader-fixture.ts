@@ -98,7 +98,8 @@ export function makeFolder(root: string): void {
 export function settle(path: string | Buffer, seconds = 1_700_000_000): void {
   const stat = lstatSync(path);
   if (stat.isDirectory()) {
-    for (const name of readdirSync(path, 'buffer')) settle(Buffer.concat([Buffer.from(path), Buffer.from('/'), name]), seconds);
+    for (const name of readdirSync(path, 'buffer'))
+      settle(Buffer.concat([Buffer.from(path), Buffer.from('/'), name]), seconds);
   }
   if (stat.isSymbolicLink()) lutimesSync(path, seconds, seconds);
   else utimesSync(path, seconds, seconds);

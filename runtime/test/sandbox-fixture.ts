@@ -18,6 +18,7 @@ import {
 } from '#imagesvc';
 import { readMountInfo, umount } from '#linux';
 import { cgroupsOf } from '../backend/cgroup-cleanup.ts';
+import { findOciRuntime, openOciBackend } from '../backend/oci-runtime.ts';
 import {
   listSandboxes,
   type RunOptions,
@@ -163,7 +164,11 @@ export class Site {
     };
   }
 
-  remove(): void {
+  /** Also ends what a failed test has left running. */
+  async remove(): Promise<void> {
+    for (const { id, backend } of listSandboxes(this.folders)) {
+      await openOciBackend(this.folders.runDir, findOciRuntime(backend)).remove(id);
+    }
     const mounts = readMountInfo().map((row) => row.mountPoint);
     for (const path of mounts.filter((point) => point.startsWith(`${this.root}/`)).reverse())
       umount(path, { lazy: true });

@@ -1,0 +1,83 @@
+/**
+ * What --inline-limit costs and saves: the size of the metadata image (all of it local before a mount), of the data blob (half
+ * a block is lost at the end of every file that is not inlined), of both. The measurement behind the converter's default.
+ */
+import { DEFAULT_INLINE_LIMIT_BYTES } from '#converter';
+import { type Benchmark, type Result, round } from './benchmark.ts';
+import { DsecCommand } from './dsec-command.ts';
+import { lineChart } from './figures/svg.ts';
+import { printTable, saveFigure } from './results.ts';
+import { someTrees } from './trees.ts';
+import { unpackTree } from './unpacked-tree.ts';
+import { withScratch } from './work-folder.ts';
+
+const LIMITS = [0, 512, 1024, 2048, 3072, 4000];
+const MIB = 2 ** 20;
+
+export const benchmark: Benchmark = {
+  name: 'inline-limit',
+  about: 'metadata and data size for each --inline-limit, on two trees',
+  run: () => withScratch('inline-limit', measure),
+};
+
+async function measure(folder: string): Promise<Result> {
+  const dsec = new DsecCommand(folder);
+  const trees = [];
+  for (const tree of someTrees()) {
+    const unpacked = await unpackTree(tree, folder);
+    const sweep = [];
+    for (const limit of LIMITS) {
+      const { image } = await dsec.convert(`dir:${unpacked.folder}`, `${tree.name}:${limit}`, [
+        '--inline-limit',
+        String(limit),
+      ]);
+      const { metaBytes, dataBytes } = image;
+      sweep.push({ limit, metaBytes, dataBytes, totalBytes: metaBytes + dataBytes });
+      await dsec.emptyStore();
+    }
+    trees.push({ name: tree.name, members: unpacked.members, sweep });
+  }
+  for (const { name, members, sweep } of trees) {
+    console.log(`${name}, ${members} members`);
+    printTable([
+      ['limit', 'metadata MiB', 'data MiB', 'total MiB', 'saved for each byte of metadata'],
+      ...sweep.map(({ limit, metaBytes, dataBytes, totalBytes }) => [
+        String(limit),
+        (metaBytes / MIB).toFixed(2),
+        (dataBytes / MIB).toFixed(2),
+        (totalBytes / MIB).toFixed(2),
+        limit === 0 ? '' : round((sweep[0]!.dataBytes - dataBytes) / (metaBytes - sweep[0]!.metaBytes)),
+      ]),
+    ]);
+  }
+  const figure = saveFigure(
+    'inline-limit',
+    lineChart({
+      title: 'Size against --inline-limit',
+      xLabel: 'ends of files up to this size are in the metadata (bytes)',
+      yLabel: 'MiB',
+      series: trees.flatMap(({ name, sweep }) => [
+        { label: `${name}: metadata`, points: sweep.map((at) => [at.limit, at.metaBytes / MIB] as const) },
+        { label: `${name}: total`, points: sweep.map((at) => [at.limit, at.totalBytes / MIB] as const) },
+      ]),
+    }),
+  );
+  // For the line of results: how much smaller the default is than no inlining at all, on the worse of the trees.
+  const ratios = trees.map(({ sweep }) => {
+    const chosen = sweep.find((at) => at.limit === DEFAULT_INLINE_LIMIT_BYTES);
+    return chosen === undefined ? Number.NaN : chosen.totalBytes / sweep[0]!.totalBytes;
+  });
+  const totals = trees.map(({ sweep }) => sweep[0]!.totalBytes);
+  return {
+    ratio: round(Math.max(...ratios)),
+    target: undefined,
+    met: undefined,
+    against: `total size at limit 0, with the default of ${DEFAULT_INLINE_LIMIT_BYTES}`,
+    n: LIMITS.length,
+    p50: Math.min(...totals),
+    p99: Math.max(...totals),
+    unit: 'bytes',
+    trees,
+    figure,
+  };
+}
