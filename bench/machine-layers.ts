@@ -116,11 +116,11 @@ function* walk(path: ByteString): Generator<{ path: ByteString; sizeBytes: numbe
   for (const name of names) yield* walk(`${path}/${name}`);
 }
 
-/** Of exactly these paths, absolute ones. */
-export async function writeLayer(paths: readonly ByteString[], file: string): Promise<MachineLayer> {
+/** Of exactly these paths: absolute ones, seen from `root`. */
+export async function writeLayer(paths: readonly ByteString[], file: string, root = '/'): Promise<MachineLayer> {
   const tar = spawn(
     'tar',
-    ['--create', '--format=gnu', '--numeric-owner', '--no-recursion', '--null', '--no-unquote', '-C', '/', '-T', '-'],
+    ['--create', '--format=gnu', '--numeric-owner', '--no-recursion', '--null', '--no-unquote', '-C', root, '-T', '-'],
     { stdio: ['pipe', 'pipe', 'ignore'] },
   );
   const gzip = spawn('gzip', ['-6', '-n', '-c'], { stdio: ['pipe', 'pipe', 'inherit'] });

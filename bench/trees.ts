@@ -10,6 +10,10 @@ import { type ByteString, bytesOf } from '#base';
 import { projectRoot } from './dsec-command.ts';
 import { findTool } from './tool.ts';
 
+/** dpkg-query's own placeholders. */
+// biome-ignore lint/suspicious/noTemplateCurlyInString: they are not ours to fill
+const FORMAT = '${Package} ${Priority}\\n';
+
 export interface Tree {
   readonly name: string;
   /** Absolute paths in byte order, parents before children. */
@@ -43,7 +47,7 @@ function debianPaths(): ByteString[] {
   if (findTool('dpkg-query') === undefined) return [];
   const query = (args: string[]) =>
     spawnSync('dpkg-query', args, { maxBuffer: 1 << 30, encoding: 'latin1' }).stdout.split('\n');
-  const packages = query(['-W', '-f', '${Package} ${Priority}\\n'])
+  const packages = query(['-W', '-f', FORMAT])
     .filter((line) => / (?:required|important)$/.test(line))
     .map((line) => line.split(' ')[0]!);
   if (packages.length === 0) return [];

@@ -27,12 +27,23 @@ export function cacheFolder(): string {
   return folder;
 }
 
+/** With what is kept between runs, and what killed ones have left. */
+export function removeBenchFolder(): void {
+  const folder = benchFolder();
+  unmountIn(folder);
+  rmSync(folder, { recursive: true, force: true });
+}
+
+function unmountIn(folder: string): void {
+  const points = readMountInfo().map((row) => row.mountPoint);
+  for (const point of points.filter((path) => path.startsWith(`${folder}/`)).reverse()) umount(point, { lazy: true });
+}
+
 /** A fresh folder for one benchmark; whatever is mounted in it goes with it. */
 export async function withScratch<T>(name: string, work: (folder: string) => Promise<T>): Promise<T> {
   const folder = mkdtempSync(join(benchFolder(), `${name}-`));
   const remove = () => {
-    const points = readMountInfo().map((row) => row.mountPoint);
-    for (const point of points.filter((path) => path.startsWith(`${folder}/`)).reverse()) umount(point, { lazy: true });
+    unmountIn(folder);
     if (!hasFlag('keep')) rmSync(folder, { recursive: true, force: true });
   };
   const interrupted = () => {

@@ -13,15 +13,15 @@
 import { closeSync, openSync, readSync } from 'node:fs';
 import { link, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type Digest, digestFromHex, digestOf, type Progress, silent, systemCode } from '#base';
+import { digestFromHex, digestOf, type Progress, silent, systemCode } from '#base';
 import { type DataPlacement, placeInLayerBlobs, placeInOneBlob } from './erofs/data-blob.ts';
 import { ErofsWriter, type TailReader } from './erofs/writer.ts';
 import { fail } from './errors.ts';
 import type { CodecName } from './layer/cluster-codec.ts';
-import type { Run, SpoolJob, SpoolResult } from './layer/layer-job.ts';
+import type { FollowResult, Run, SpoolResult } from './layer/layer-job.ts';
 import { LayerPool } from './layer/layer-pool.ts';
 import { decodeData, type FileData } from './layer/spool-format.ts';
-import { spoolEntries } from './layer/spool-layer.ts';
+import { type SpoolTarget, spoolEntries } from './layer/spool-layer.ts';
 import type { BuiltLayer, LayerSink } from './layer-sink.ts';
 import type { SourceImage, SourceLayer } from './source/image-source.ts';
 import { startsGroup } from './tree/collapse-plan.ts';
@@ -79,6 +79,8 @@ export interface ConvertStats {
 }
 
 interface Spool extends SpoolResult {
+  /** Of the data spool as a whole, where it was hashed while it was written. */
+  readonly digests: FollowResult | undefined;
   readonly dataPath: string;
   readonly tailPath: string;
   readonly records: readonly FileData[];
@@ -119,6 +121,7 @@ export class Converter {
   readonly #expected = new Map<string, number>();
 
   async convert(image: SourceImage, options: ConvertImageOptions = {}): Promise<ConvertedImage> {
+    this.#singleLayer = image.layers.length === 1;
     const uses = image.layers.map((layer, number) => this.#use(layer, number));
     try {
       return await this.#convert(uses, options);
@@ -235,37 +238,29 @@ export class Converter {
     return { ...result, dataPath, tailPath, records: decodeData(result.index.data, number) };
   }
 
-  #runSpool(
-    layer: SourceLayer,
-    target: Pick<SpoolJob, 'layer' | 'dataPath' | 'tailPath' | 'tailLimitBytes' | 'codec'>,
-    onProgress: (doneBytes: number) => void,
-  ): Promise<SpoolResult> {
+  #runSpool(layer: SourceLayer, target: SpoolTarget, onProgress: (doneBytes: number) => void) {
     const { input } = layer;
     if (input.kind === 'entries') {
       return spoolEntries(target, async (handler) => {
         const { notes } = await input.read(handler);
         return { diffId: undefined, blobBytes: handler.fileBytes, tarBytes: handler.fileBytes, notes };
-      });
+      }).then((result) => ({ ...result, digests: undefined }));
     }
-    const job = (source: SpoolJob['source']): SpoolJob => ({
-      ...target,
-      op: 'spool',
-      label: layer.label,
-      source,
-      compression: layer.compression,
-      digest: layer.digest,
-      sizeBytes: layer.sizeBytes,
-      diffId: layer.diffId,
+    const { label, compression, digest, sizeBytes, diffId } = layer;
+    return this.#pool.spool({
+      job: { ...target, op: 'spool', label, compression, digest, sizeBytes, diffId },
+      source: input,
+      follow: this.#spoolsBecomeBlobs,
+      onProgress,
     });
-    if (input.kind === 'stream') {
-      return this.#pool.runStream(
-        (port) => job({ kind: 'stream', port }),
-        (signal) => input.open(signal),
-        onProgress,
-      );
-    }
-    return this.#pool.run(job(input), onProgress);
   }
+
+  /** Whether data spools will probably be data blobs as they are: then they are hashed while they are written. */
+  get #spoolsBecomeBlobs(): boolean {
+    return this.#options.collapse === 'metadata' || this.#options.collapseLimitBytes === 0 || this.#singleLayer;
+  }
+
+  #singleLayer = false;
 
   // ---- groups
 
@@ -299,7 +294,7 @@ export class Converter {
       const placement =
         this.#options.collapse === 'metadata' ? placeInLayerBlobs(files) : placeInOneBlob(writer.liveData, files);
       this.#progress({ task: 'erofs', phase: 'write', note: `${writer.inodeCount} inodes` });
-      const devices = await Promise.all(placement.devices.map((device) => this.#buildDevice(device, files)));
+      const devices = await Promise.all(placement.devices.map((device) => this.#buildDevice(device, spools)));
       const { sizeBytes, hex } = writer.write(
         metaPath,
         placement,
@@ -313,32 +308,33 @@ export class Converter {
     }
   }
 
-  async #buildDevice(device: DataPlacement['devices'][number], files: readonly { path: string; dataBytes: number }[]) {
-    const { runs } = device;
+  async #buildDevice({ runs }: DataPlacement['devices'][number], spools: readonly Spool[]) {
     const sizeBytes = sum(runs.map((run) => run.length));
+    const [run] = runs;
     const whole =
-      runs.length === 1 &&
-      runs[0]!.offset === 0 &&
-      files.some((f) => f.path === runs[0]!.path && f.dataBytes === sizeBytes);
+      runs.length === 1 && run!.offset === 0
+        ? spools.find((spool) => spool.dataPath === run!.path && spool.dataBytes === sizeBytes)
+        : undefined;
     const path = this.#newFile('blob');
-    const [hex, { digests }] = await Promise.all([
-      this.#digest(runs),
-      this.#pool.run({ op: 'chunks', runs, out: whole ? undefined : path }),
-      // The spool stays readable for groups above that link to its files; a second name goes to the sink.
-      whole ? link(runs[0]!.path, path) : undefined,
-    ]);
+    // The spool stays readable for groups above that link to its files; a second name goes to the sink.
+    if (whole !== undefined) await link(whole.dataPath, path);
+    const { hex, digests } = whole?.digests ?? (await this.#hash(runs, whole === undefined ? path : undefined));
     const digest = digestFromHex(hex);
     await this.#sink.putFile(path, digest, sizeBytes);
     const chunkDigests = Buffer.from(digests);
     await this.#sink.put(chunkDigests);
     return {
       blob: { digest, sizeBytes },
-      chunkDigests: { digest: digestOf(chunkDigests) as Digest, sizeBytes: chunkDigests.length },
+      chunkDigests: { digest: digestOf(chunkDigests), sizeBytes: chunkDigests.length },
     };
   }
 
-  #digest(runs: readonly Run[]): Promise<string> {
-    return this.#pool.run({ op: 'digest', runs });
+  async #hash(runs: readonly Run[], out: string | undefined): Promise<FollowResult> {
+    const [hex, { digests }] = await Promise.all([
+      this.#pool.run({ op: 'digest', runs }),
+      this.#pool.run({ op: 'chunks', runs, out }),
+    ]);
+    return { hex, digests };
   }
 
   #newFile(kind: string): string {

@@ -11,6 +11,7 @@ export {
 } from './convert.ts';
 export * as codec from './erofs/codec.ts';
 export { crc32cRaw, superblockChecksum } from './erofs/crc32c.ts';
+export { directoryBytes, encodeDirectory } from './erofs/directory.ts';
 export * as erofs from './erofs/layout.ts';
 export { CODEC_NAMES, type CodecName } from './layer/cluster-codec.ts';
 export { type Compression, type DecompressOptions, decompress, detectCompression } from './layer/decompress.ts';

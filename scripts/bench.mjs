@@ -1,11 +1,12 @@
 /**
  * `npm run bench -- list | NAME... | all`: runs benchmarks, bench/<NAME>.bench.ts. Each prints for people as it goes and ends
- * with one JSON line: bench, ratio, target, met, against, n, p50, p99, machine.
+ * with one JSON line: bench, ratio, target, met, against, n, p50, p99, machine. The lines are kept in bench/results/ too.
+ * Options (--n=7, --full, ...: bench/options.ts) are the benchmarks'; `--clean` removes what they keep between runs.
  *
  * A benchmark exports `benchmark`: { name, about, needs?: () => string | undefined, run(): Promise<Result> }. They run from a
  * bundle of their own, so that what is measured is the code as it is shipped.
  */
-import { readdirSync } from 'node:fs';
+import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { availableParallelism, cpus, release, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { argv, exit } from 'node:process';
@@ -25,10 +26,12 @@ const names = readdirSync(join(root, 'bench'))
   .filter((name) => name.endsWith('.bench.ts'))
   .map((name) => name.slice(0, -'.bench.ts'.length))
   .sort();
-const chosen = argv.slice(2);
+const chosen = argv.slice(2).filter((word) => !word.startsWith('--'));
+const clean = argv.includes('--clean');
+const results = join(root, 'bench/results');
 
-if (chosen.length === 0) {
-  console.error('npm run bench -- list | NAME... | all');
+if (chosen.length === 0 && !clean) {
+  console.error('npm run bench -- list | NAME... | all [--n=N] [--mb=N] [--full] [--keep], or --clean');
   exit(2);
 }
 const unknown = chosen.filter((name) => name !== 'list' && name !== 'all' && !names.includes(name));
@@ -44,10 +47,16 @@ if (names.length === 0) {
 setup('start');
 const { buildBundle, presentWorkers } = await import('./bundle.mjs');
 const entries = Object.fromEntries(names.map((name) => [`${name}.bench`, join(root, 'bench', `${name}.bench.ts`)]));
+entries['work-folder'] = join(root, 'bench/work-folder.ts');
 // The entries are part of the name: a benchmark that is added makes another bundle.
 const folder =
   freshBundle(root, bundleName()) ?? (await buildBundle(root, bundleName(), { ...entries, ...presentWorkers(root) }));
 
+if (clean) {
+  const { removeBenchFolder } = await import(pathToFileURL(join(folder, 'work-folder.mjs')).href);
+  removeBenchFolder();
+  exit(0);
+}
 if (chosen.includes('list')) {
   for (const name of names) {
     const { about } = await load(name);
@@ -66,7 +75,10 @@ for (const name of chosen.includes('all') ? names : chosen) {
   console.log(`== ${name}: ${benchmark.about}`);
   try {
     const result = await benchmark.run();
-    console.log(JSON.stringify({ bench: name, ...result, machine: machine() }));
+    const line = JSON.stringify({ bench: name, ...result, machine: machine() });
+    mkdirSync(results, { recursive: true });
+    writeFileSync(join(results, `${name}.json`), `${line}\n`);
+    console.log(line);
   } catch (error) {
     failed = true;
     console.error(error);

@@ -79,7 +79,7 @@ export function lineChart({ title, xLabel, yLabel, series }: LineChart): string 
     parts.push(`<polyline points="${path}" fill="none" stroke="${colour(s)}" stroke-width="2"/>`);
     for (const [x, y] of one.points) {
       parts.push(
-        `<circle cx="${n(px(x))}" cy="${n(py(y))}" r="3" fill="${colour(s)}"><title>${escape(`${one.label}: ${short(x)}, ${short(y)}`)}</title></circle>`,
+        `<circle cx="${n(px(x))}" cy="${n(py(y))}" r="3" fill="${colour(s)}"><title>${escaped(`${one.label}: ${short(x)}, ${short(y)}`)}</title></circle>`,
       );
     }
   });
@@ -97,7 +97,7 @@ function document(height: number, parts: readonly string[]): string {
 }
 
 function heading(title: string): string {
-  return `<text x="8" y="20" font-size="15" ${FONT} fill="#222">${escape(title)}</text>`;
+  return `<text x="8" y="20" font-size="15" ${FONT} fill="#222">${escaped(title)}</text>`;
 }
 
 function legend(series: readonly string[]): string {
@@ -111,7 +111,7 @@ function legend(series: readonly string[]): string {
 }
 
 function text(x: number, y: number, content: string, anchor: 'start' | 'middle' | 'end' = 'start'): string {
-  return `<text x="${n(x)}" y="${n(y)}" font-size="12" ${FONT} fill="#444" text-anchor="${anchor}">${escape(content)}</text>`;
+  return `<text x="${n(x)}" y="${n(y)}" font-size="12" ${FONT} fill="#444" text-anchor="${anchor}">${escaped(content)}</text>`;
 }
 
 function colour(series: number): string {
@@ -134,6 +134,6 @@ function short(value: number): string {
   return String(Number(value.toPrecision(3)));
 }
 
-function escape(content: string): string {
+function escaped(content: string): string {
   return content.replace(/[&<>"]/g, (c) => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;' })[c]!);
 }

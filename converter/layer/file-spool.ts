@@ -7,10 +7,10 @@
  *
  * Everything is decided from the bytes in their order, so the same layer always gives the same spool.
  */
-import { closeSync, ftruncateSync, openSync, readSync, writeSync } from 'node:fs';
 import { crc32 } from 'node:zlib';
 import { BLOCK_BYTES } from '../erofs/layout.ts';
 import type { Codec } from './cluster-codec.ts';
+import { SpoolFile } from './spool-file.ts';
 import type { FileData } from './spool-format.ts';
 
 /** Cluster size, and the smallest unit that can become a hole. */
@@ -18,8 +18,6 @@ const UNIT_BITS = 16;
 const UNIT_BYTES = 1 << UNIT_BITS;
 /** A file this large or larger gets larger units, so that a chunk map stays under about 65,536 entries. */
 const MAX_UNIT_BITS = 20;
-/** Holds at least one unit of the largest size beyond what is written out. */
-const BUFFER_BYTES = 4 << 20;
 /** Files of the same size and checksum that are compared; more would let a crafted layer cost quadratic time. */
 const MAX_CANDIDATES = 4;
 /** An announced hole this long makes a compressed file fall back to chunks, whose holes cost nothing. */
@@ -29,20 +27,24 @@ export interface FileSpoolOptions {
   /** A file's last partial block goes to `tails` when it has at most this many bytes. */
   readonly tailLimitBytes: number;
   readonly codec: Codec | undefined;
+  /** Write while the caller goes on; the caller then awaits `relax` now and then. */
+  readonly background?: boolean;
+  /** Told how much of the data spool, from its start, is in its file and will not change any more. */
+  readonly onSettled?: (bytes: number) => void;
 }
 
 export class FileSpool {
-  readonly #dataFd: number;
-  readonly #tailFd: number;
+  readonly #data: SpoolFile;
+  readonly #tails: SpoolFile;
   readonly #options: FileSpoolOptions;
   readonly #known = new Map<string, FileData[]>();
-  readonly #buffer = Buffer.allocUnsafeSlow(BUFFER_BYTES);
-  readonly #tailBuffer = Buffer.allocUnsafeSlow(1 << 18);
-  /** Bytes of `data` that are in the file; what is in the buffer comes after them. */
-  #written = 0;
+  /** What is not handed over yet; it holds the whole unit that is being filled. */
+  #buffer: Buffer;
   #fill = 0;
-  #tailWritten = 0;
+  #tailBuffer: Buffer;
   #tailFill = 0;
+  /** Bytes of the data spool that are in its file. */
+  #inFile = 0;
 
   // The file being written.
   #sizeBytes = 0;
@@ -54,19 +56,26 @@ export class FileSpool {
   #map: number[] = [];
   #holes = 0;
   #crc = 0;
+  #sampled = false;
   #compressing = false;
   #plainClusters = 0;
 
   constructor(dataPath: string, tailPath: string, options: FileSpoolOptions) {
-    this.#dataFd = openSync(dataPath, 'w+', 0o644);
-    this.#tailFd = openSync(tailPath, 'w+', 0o644);
+    const background = options.background ?? false;
     this.#options = options;
+    this.#data = new SpoolFile(dataPath, background, (bytes) => {
+      this.#inFile = bytes;
+      options.onSettled?.(Math.min(bytes, this.#startByte));
+    });
+    this.#tails = new SpoolFile(tailPath, background);
+    this.#buffer = this.#data.take();
+    this.#tailBuffer = this.#tails.take();
   }
 
   begin(sizeBytes: number): void {
     this.#sizeBytes = sizeBytes;
     this.#position = 0;
-    this.#startByte = this.#written + this.#fill;
+    this.#startByte = this.#data.length + this.#fill;
     this.#unitBits = UNIT_BITS;
     this.#compressing = this.#options.codec !== undefined;
     if (!this.#compressing) this.#chooseUnit();
@@ -75,6 +84,7 @@ export class FileSpool {
     this.#holes = 0;
     this.#plainClusters = 0;
     this.#crc = 0;
+    this.#sampled = false;
   }
 
   #chooseUnit(): void {
@@ -133,10 +143,17 @@ export class FileSpool {
       this.#holes++;
       this.#fill = start;
     } else {
-      this.#crc = crc32(unit, this.#crc);
-      this.#map.push((this.#written + start - this.#startByte) / BLOCK_BYTES);
+      this.#sample(unit);
+      this.#map.push((this.#data.length + start - this.#startByte) / BLOCK_BYTES);
     }
     this.#unitFill = this.#fill;
+  }
+
+  /** The first stored unit stands for the file when identical ones are looked for; bytes are compared before it counts. */
+  #sample(unit: Buffer): void {
+    if (this.#sampled) return;
+    this.#crc = crc32(unit, this.#crc);
+    this.#sampled = true;
   }
 
   /** Replaces the cluster's bytes at the end of the buffer by their compressed form, if that saves a block. */
@@ -156,7 +173,7 @@ export class FileSpool {
       this.#fill = at + blocks * BLOCK_BYTES;
       this.#map.push(blocks);
     }
-    this.#crc = crc32(this.#buffer.subarray(this.#unitFill, this.#fill), this.#crc);
+    this.#sample(this.#buffer.subarray(this.#unitFill, this.#fill));
   }
 
   /**
@@ -173,7 +190,8 @@ export class FileSpool {
     this.#compressing = false;
     this.#chooseUnit();
     for (const cluster of clusters) {
-      const bytes = readExactly(this.#dataFd, Buffer.allocUnsafe((cluster & 0xff) * BLOCK_BYTES), at);
+      const bytes = Buffer.allocUnsafe((cluster & 0xff) * BLOCK_BYTES);
+      this.#data.readAt(at, bytes);
       at += bytes.length;
       this.write((cluster & 0x100) !== 0 ? bytes : this.#options.codec!.decompress(bytes, UNIT_BYTES));
     }
@@ -187,7 +205,7 @@ export class FileSpool {
     this.#endUnit();
     this.#padBlock();
     this.#unitFill = this.#fill;
-    const endByte = this.#written + this.#fill;
+    const endByte = this.#data.length + this.#fill;
     const blocks = (endByte - this.#startByte) / BLOCK_BYTES;
     const clusters = this.#compressing && this.#plainClusters < this.#map.length;
     const form = clusters ? 'clusters' : this.#holes > 0 ? 'chunks' : 'flat';
@@ -202,7 +220,7 @@ export class FileSpool {
       crc32: this.#crc,
       startBlock: this.#startByte / BLOCK_BYTES,
       blocks,
-      tailOffset: this.#tailWritten + this.#tailFill - tailBytes,
+      tailOffset: this.#tails.length + this.#tailFill - tailBytes,
       tailBytes,
       unitBits,
       map,
@@ -246,11 +264,11 @@ export class FileSpool {
 
   #dropTail(sizeBytes: number): void {
     if (this.#tailFill >= sizeBytes) this.#tailFill -= sizeBytes;
-    else this.#tailWritten -= sizeBytes;
+    else this.#tails.rewind(this.#tails.length - sizeBytes);
   }
 
   #padBlock(): void {
-    const rest = (this.#written + this.#fill) % BLOCK_BYTES;
+    const rest = (this.#data.length + this.#fill) % BLOCK_BYTES;
     if (rest === 0) return;
     const pad = BLOCK_BYTES - rest;
     if (this.#fill + pad > this.#buffer.length) this.#flush();
@@ -264,19 +282,21 @@ export class FileSpool {
     if (a.map !== undefined && !sameMap(a.map, b.map!)) return false;
     if (a.tailBytes > 0) {
       this.#flushTails();
-      const tails = [a, b].map((d) => readExactly(this.#tailFd, Buffer.allocUnsafe(d.tailBytes), d.tailOffset));
-      if (!tails[0]!.equals(tails[1]!)) {
-        return false;
-      }
+      const [left, right] = [a, b].map((d) => {
+        const tail = Buffer.allocUnsafe(d.tailBytes);
+        this.#tails.readAt(d.tailOffset, tail);
+        return tail;
+      });
+      if (!left!.equals(right!)) return false;
     }
     this.#flush();
-    const step = 1 << 20;
-    const left = Buffer.allocUnsafe(Math.min(step, a.blocks * BLOCK_BYTES));
+    const total = a.blocks * BLOCK_BYTES;
+    const left = Buffer.allocUnsafe(Math.min(COMPARE_BYTES, total));
     const right = Buffer.allocUnsafe(left.length);
-    for (let done = 0; done < a.blocks * BLOCK_BYTES; done += step) {
-      const n = Math.min(step, a.blocks * BLOCK_BYTES - done);
-      readExactly(this.#dataFd, left.subarray(0, n), a.startBlock * BLOCK_BYTES + done);
-      readExactly(this.#dataFd, right.subarray(0, n), b.startBlock * BLOCK_BYTES + done);
+    for (let done = 0; done < total; done += left.length) {
+      const n = Math.min(left.length, total - done);
+      this.#data.readAt(a.startBlock * BLOCK_BYTES + done, left.subarray(0, n));
+      this.#data.readAt(b.startBlock * BLOCK_BYTES + done, right.subarray(0, n));
       if (left.compare(right, 0, n, 0, n) !== 0) return false;
     }
     return true;
@@ -284,46 +304,56 @@ export class FileSpool {
 
   /** Forgets the data after `toByte`. */
   #rewind(toByte: number): void {
-    if (toByte >= this.#written) {
-      this.#fill = toByte - this.#written;
+    if (toByte >= this.#data.length) {
+      this.#fill = toByte - this.#data.length;
     } else {
-      this.#written = toByte;
+      this.#data.rewind(toByte);
+      this.#inFile = Math.min(this.#inFile, toByte);
       this.#fill = 0;
     }
     this.#unitFill = this.#fill;
   }
 
-  /** Writes out all but the unit that is being filled. */
+  /** Hands over all but the unit that is being filled. */
   #flush(): void {
-    writeAll(this.#dataFd, this.#buffer.subarray(0, this.#unitFill), this.#written);
-    this.#written += this.#unitFill;
-    this.#buffer.copyWithin(0, this.#unitFill, this.#fill);
+    if (this.#unitFill === 0) return;
+    const next = this.#data.take();
+    this.#buffer.copy(next, 0, this.#unitFill, this.#fill);
+    this.#data.append(this.#buffer, this.#unitFill);
+    this.#buffer = next;
     this.#fill -= this.#unitFill;
     this.#unitFill = 0;
   }
 
   #flushTails(): void {
-    writeAll(this.#tailFd, this.#tailBuffer.subarray(0, this.#tailFill), this.#tailWritten);
-    this.#tailWritten += this.#tailFill;
+    if (this.#tailFill === 0) return;
+    this.#tails.append(this.#tailBuffer, this.#tailFill);
+    this.#tailBuffer = this.#tails.take();
     this.#tailFill = 0;
   }
 
-  /** Writes out the rest. Length of the data spool in bytes. */
-  finish(): { dataBytes: number; tailBytes: number } {
+  /** In the background, lets the disk catch up. */
+  async relax(): Promise<void> {
+    await this.#data.relax();
+    await this.#tails.relax();
+  }
+
+  /** Writes out the rest. Lengths of the spools in bytes. */
+  async finish(): Promise<{ dataBytes: number; tailBytes: number }> {
     this.#unitFill = this.#fill;
     this.#flush();
     this.#flushTails();
-    // An identical file at the very end was written out and taken back.
-    ftruncateSync(this.#dataFd, this.#written);
-    return { dataBytes: this.#written, tailBytes: this.#tailWritten };
+    await Promise.all([this.#data.finish(), this.#tails.finish()]);
+    return { dataBytes: this.#data.length, tailBytes: this.#tails.length };
   }
 
-  close(): void {
-    closeSync(this.#dataFd);
-    closeSync(this.#tailFd);
+  async close(): Promise<void> {
+    await Promise.all([this.#data.close(), this.#tails.close()]);
   }
 }
 
+/** Bytes compared at a time. */
+const COMPARE_BYTES = 1 << 18;
 const ZEROS = Buffer.alloc(1 << MAX_UNIT_BITS);
 
 function isZero(bytes: Buffer): boolean {
@@ -346,17 +376,4 @@ function widen(map: Int32Array, unitBits: number): [Int32Array, number] {
 
 function sameMap(a: Int32Array, b: Int32Array): boolean {
   return a.length === b.length && a.every((value, i) => value === b[i]);
-}
-
-function writeAll(fd: number, bytes: Buffer, position: number): void {
-  for (let done = 0; done < bytes.length; ) done += writeSync(fd, bytes, done, bytes.length - done, position + done);
-}
-
-function readExactly(fd: number, into: Buffer, position: number): Buffer {
-  for (let done = 0; done < into.length; ) {
-    const n = readSync(fd, into, done, into.length - done, position + done);
-    if (n === 0) throw new Error('spool file ends early');
-    done += n;
-  }
-  return into;
 }

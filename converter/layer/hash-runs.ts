@@ -4,7 +4,7 @@
  */
 import { createHash } from 'node:crypto';
 import { type FileHandle, open } from 'node:fs/promises';
-import type { ChunkResult, Run } from './layer-job.ts';
+import type { ChunkResult, FollowResult, Run } from './layer-job.ts';
 
 export const CHUNK_BYTES = 256 * 1024;
 const READ_BYTES = 1 << 20;
@@ -18,34 +18,64 @@ export async function digestOverRuns(runs: readonly Run[]): Promise<string> {
 
 /** Digests of every 256 KiB over the runs (the last may be shorter), and the runs written to `out` if given. */
 export async function hashChunks(runs: readonly Run[], out: string | undefined): Promise<ChunkResult> {
-  const total = runs.reduce((sum, run) => sum + run.length, 0);
-  const digests = new Uint8Array(Math.ceil(total / CHUNK_BYTES) * 32);
+  const chunks = new ChunkHasher();
   const file = out === undefined ? undefined : await open(out, 'w', 0o644);
   try {
-    let chunk = 0;
-    let inChunk = 0;
-    let hash = createHash('sha256');
     let writing: Promise<unknown> | undefined;
     for await (const bytes of readRuns(runs)) {
       await writing;
       writing = file === undefined ? undefined : writeAll(file, bytes);
-      for (let at = 0; at < bytes.length; ) {
-        const n = Math.min(CHUNK_BYTES - inChunk, bytes.length - at);
-        hash.update(bytes.subarray(at, at + n));
-        at += n;
-        inChunk += n;
-        if (inChunk === CHUNK_BYTES) {
-          hash.digest().copy(digests, chunk++ * 32);
-          hash = createHash('sha256');
-          inChunk = 0;
-        }
-      }
+      writing?.catch(() => {});
+      chunks.update(bytes);
     }
     await writing;
-    if (inChunk > 0) hash.digest().copy(digests, chunk * 32);
-    return { digests };
+    return { digests: chunks.finish() };
   } finally {
     await file?.close();
+  }
+}
+
+/** Both digests of a file that grows: `settled` yields how many bytes are final, up to all of them. */
+export async function followSpool(path: string, settled: AsyncIterable<number>): Promise<FollowResult> {
+  const whole = createHash('sha256');
+  const chunks = new ChunkHasher();
+  let done = 0;
+  for await (const bytes of settled) {
+    if (bytes <= done) continue;
+    for await (const piece of readRuns([{ path, offset: done, length: bytes - done }])) {
+      whole.update(piece);
+      chunks.update(piece);
+    }
+    done = bytes;
+  }
+  return { hex: whole.digest('hex'), digests: chunks.finish() };
+}
+
+/** sha256 of each 256 KiB of what it is given. */
+class ChunkHasher {
+  readonly #digests: Buffer[] = [];
+  #hash = createHash('sha256');
+  #inChunk = 0;
+
+  update(bytes: Buffer): void {
+    for (let at = 0; at < bytes.length; ) {
+      const n = Math.min(CHUNK_BYTES - this.#inChunk, bytes.length - at);
+      this.#hash.update(bytes.subarray(at, at + n));
+      at += n;
+      this.#inChunk += n;
+      if (this.#inChunk === CHUNK_BYTES) this.#next();
+    }
+  }
+
+  #next(): void {
+    this.#digests.push(this.#hash.digest());
+    this.#hash = createHash('sha256');
+    this.#inChunk = 0;
+  }
+
+  finish(): Uint8Array {
+    if (this.#inChunk > 0) this.#next();
+    return new Uint8Array(Buffer.concat(this.#digests));
   }
 }
 

@@ -20,6 +20,8 @@ export interface SpoolJob {
   readonly tailPath: string;
   readonly tailLimitBytes: number;
   readonly codec: CodecName | undefined;
+  /** Where to tell a follow job how far the data spool is settled, if one hashes it alongside. */
+  readonly follower: MessagePort | undefined;
 }
 
 export interface SpoolResult {
@@ -60,12 +62,27 @@ export interface ChunkResult {
   readonly digests: Uint8Array;
 }
 
-export type Job = SpoolJob | DigestJob | ChunkJob;
+/** Both digests of a data spool that is still being written: hashed as far as messages on `port` say. */
+export interface FollowJob {
+  readonly op: 'follow';
+  readonly path: string;
+  readonly port: MessagePort;
+}
+
+/** `end`: the spool is complete, with that many bytes. */
+export type FollowMessage = { readonly settledBytes: number; readonly end?: boolean };
+
+export interface FollowResult extends ChunkResult {
+  readonly hex: string;
+}
+
+export type Job = SpoolJob | DigestJob | ChunkJob | FollowJob;
 
 export interface JobResults {
   readonly spool: SpoolResult;
   readonly digest: string;
   readonly chunks: ChunkResult;
+  readonly follow: FollowResult;
 }
 
 export type WorkerRequest = { readonly id: number; readonly job: Job };

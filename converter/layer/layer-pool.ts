@@ -1,32 +1,41 @@
 /**
- * The converter's worker threads. Jobs wait for a free worker in the order they came; a stream source is fed from here
- * with a bounded window. `close` ends everything at once: an aborted conversion stops in the middle of a job.
+ * The converter's worker threads. Jobs wait for a free worker in the order they came; a stream source is fed from here with a
+ * bounded window. One more worker hashes spools while they are written: it takes all such jobs at once, since each mostly
+ * waits. `close` ends everything: an aborted conversion stops in the middle of a job.
  */
 import { availableParallelism } from 'node:os';
-import { MessageChannel, type Worker } from 'node:worker_threads';
+import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
 import { spawnWorker } from '#base';
 import { packError, unpackError } from './job-error.ts';
-import type { Job, JobResults, StreamChunk, StreamGrant, WorkerReply } from './layer-job.ts';
+import type { FollowResult, Job, JobResults, SpoolJob, SpoolResult, StreamChunk, StreamGrant, WorkerReply } from './layer-job.ts';
 
 interface Waiting {
   readonly job: Job;
-  readonly transfer: MessagePortLike[];
+  readonly transfer: MessagePort[];
   readonly onProgress: ((doneBytes: number) => void) | undefined;
   readonly onStart: (() => void) | undefined;
   readonly resolve: (result: never) => void;
   readonly reject: (error: Error) => void;
 }
 
-type MessagePortLike = MessageChannel['port1'];
-
-interface Slot {
+interface Lane {
   readonly worker: Worker;
-  current: Waiting | undefined;
+  readonly jobs: Map<number, Waiting>;
+}
+
+export interface SpoolRequest {
+  /** Without its ports; `source` of kind `stream` for a layer that `open` delivers. */
+  readonly job: Omit<SpoolJob, 'source' | 'follower'>;
+  readonly source: Exclude<SpoolJob['source'], { kind: 'stream' }> | { readonly kind: 'stream'; open(signal: AbortSignal): AsyncIterable<Buffer> };
+  /** Hash the data spool alongside. */
+  readonly follow: boolean;
+  readonly onProgress?: (doneBytes: number) => void;
 }
 
 export class LayerPool {
   readonly #size: number;
-  readonly #slots: Slot[] = [];
+  readonly #lanes: Lane[] = [];
+  #follower: Lane | undefined;
   readonly #queue: Waiting[] = [];
   #nextId = 1;
   #closed: Error | undefined;
@@ -35,30 +44,46 @@ export class LayerPool {
     this.#size = size;
   }
 
-  run<J extends Job>(job: J, onProgress?: (doneBytes: number) => void): Promise<JobResults[J['op']]> {
-    return this.#enqueue(job, [], onProgress, undefined);
+  run<J extends Job>(job: J): Promise<JobResults[J['op']]> {
+    return this.#enqueue(job, [], undefined, undefined);
   }
 
-  /** A job whose source is a stream: `open` is called when a worker takes the job. */
-  runStream<J extends Job & { op: 'spool' }>(
-    makeJob: (port: MessagePortLike) => J,
-    open: (signal: AbortSignal) => AsyncIterable<Buffer>,
-    onProgress?: (doneBytes: number) => void,
-  ): Promise<JobResults['spool']> {
-    const { port1, port2 } = new MessageChannel();
+  async spool(request: SpoolRequest): Promise<SpoolResult & { readonly digests: FollowResult | undefined }> {
+    const { source, onProgress } = request;
     const abort = new AbortController();
-    const result = this.#enqueue<'spool'>(makeJob(port2), [port2], onProgress, () => {
-      void feed(port1, open(abort.signal));
-    });
-    return result.finally(() => {
+    const stream = source.kind === 'stream' ? new MessageChannel() : undefined;
+    const hints = request.follow ? new MessageChannel() : undefined;
+    const following =
+      hints && this.#follow({ op: 'follow', path: request.job.dataPath, port: hints.port2 }, hints.port2);
+    following?.catch(() => {});
+    const job: SpoolJob = {
+      ...request.job,
+      source: source.kind === 'stream' ? { kind: 'stream', port: stream!.port2 } : source,
+      follower: hints?.port1,
+    };
+    const transfer = [stream?.port2, hints?.port1].filter((port) => port !== undefined);
+    try {
+      const result = await this.#enqueue<'spool'>(job, transfer, onProgress, () => {
+        if (source.kind === 'stream') void feed(stream!.port1, source.open(abort.signal));
+      });
+      return { ...result, digests: await following };
+    } finally {
       abort.abort();
-      port1.close();
+      stream?.port1.close();
+    }
+  }
+
+  #follow(job: Extract<Job, { op: 'follow' }>, port: MessagePort): Promise<FollowResult> {
+    return new Promise((resolve, reject) => {
+      if (this.#closed) return reject(this.#closed);
+      this.#follower ??= this.#startLane();
+      this.#send(this.#follower, { job, transfer: [port], onProgress: undefined, onStart: undefined, resolve, reject });
     });
   }
 
   #enqueue<O extends keyof JobResults>(
     job: Job,
-    transfer: MessagePortLike[],
+    transfer: MessagePort[],
     onProgress: ((doneBytes: number) => void) | undefined,
     onStart: (() => void) | undefined,
   ): Promise<JobResults[O]> {
@@ -71,47 +96,53 @@ export class LayerPool {
 
   #dispatch(): void {
     while (this.#queue.length > 0) {
-      const slot = this.#slots.find((s) => s.current === undefined) ?? this.#addSlot();
-      if (slot === undefined) return;
-      const waiting = this.#queue.shift()!;
-      slot.current = waiting;
-      slot.worker.postMessage({ id: this.#nextId++, job: waiting.job }, waiting.transfer);
-      waiting.onStart?.();
+      let lane = this.#lanes.find((l) => l.jobs.size === 0);
+      if (lane === undefined) {
+        if (this.#lanes.length >= this.#size) return;
+        lane = this.#startLane();
+        this.#lanes.push(lane);
+      }
+      this.#send(lane, this.#queue.shift()!);
     }
   }
 
-  #addSlot(): Slot | undefined {
-    if (this.#slots.length >= this.#size) return undefined;
-    const slot: Slot = {
+  #startLane(): Lane {
+    const lane: Lane = {
       worker: spawnWorker('layer-worker', new URL('./layer-worker.ts', import.meta.url)),
-      current: undefined,
+      jobs: new Map(),
     };
-    this.#slots.push(slot);
-    slot.worker.on('message', (reply: WorkerReply) => this.#answer(slot, reply));
-    slot.worker.on('error', (error) => this.#lost(slot, error instanceof Error ? error : new Error(String(error))));
-    slot.worker.on('exit', (code) => this.#lost(slot, new Error(`a conversion worker ended with status ${code}`)));
-    return slot;
+    lane.worker.on('message', (reply: WorkerReply) => this.#answer(lane, reply));
+    lane.worker.on('error', (error) => this.#lost(lane, error instanceof Error ? error : new Error(String(error))));
+    lane.worker.on('exit', (code) => this.#lost(lane, new Error(`a conversion worker ended with status ${code}`)));
+    return lane;
   }
 
-  #answer(slot: Slot, reply: WorkerReply): void {
-    const waiting = slot.current;
+  #send(lane: Lane, waiting: Waiting): void {
+    const id = this.#nextId++;
+    lane.jobs.set(id, waiting);
+    lane.worker.postMessage({ id, job: waiting.job }, waiting.transfer);
+    waiting.onStart?.();
+  }
+
+  #answer(lane: Lane, reply: WorkerReply): void {
+    const waiting = lane.jobs.get(reply.id);
     if (waiting === undefined) return;
     if (reply.kind === 'progress') {
       waiting.onProgress?.(reply.doneBytes);
       return;
     }
-    slot.current = undefined;
+    lane.jobs.delete(reply.id);
     if (reply.kind === 'done') waiting.resolve(reply.result as never);
     else waiting.reject(unpackError(reply.error));
     this.#dispatch();
   }
 
-  #lost(slot: Slot, error: Error): void {
-    const at = this.#slots.indexOf(slot);
-    if (at >= 0) this.#slots.splice(at, 1);
-    const waiting = slot.current;
-    slot.current = undefined;
-    waiting?.reject(error);
+  #lost(lane: Lane, error: Error): void {
+    if (this.#follower === lane) this.#follower = undefined;
+    const at = this.#lanes.indexOf(lane);
+    if (at >= 0) this.#lanes.splice(at, 1);
+    for (const waiting of lane.jobs.values()) waiting.reject(error);
+    lane.jobs.clear();
     if (this.#closed === undefined) this.#dispatch();
   }
 
@@ -119,17 +150,17 @@ export class LayerPool {
   async close(reason = new Error('the conversion was ended')): Promise<void> {
     this.#closed ??= reason;
     for (const waiting of this.#queue.splice(0)) waiting.reject(reason);
-    const slots = [...this.#slots];
-    for (const slot of slots) {
-      slot.current?.reject(reason);
-      slot.current = undefined;
+    const lanes = [...this.#lanes, ...(this.#follower === undefined ? [] : [this.#follower])];
+    for (const lane of lanes) {
+      for (const waiting of lane.jobs.values()) waiting.reject(reason);
+      lane.jobs.clear();
     }
-    await Promise.all(slots.map((slot) => slot.worker.terminate()));
+    await Promise.all(lanes.map((lane) => lane.worker.terminate()));
   }
 }
 
 /** Sends a stream's chunks as the worker grants room for them. */
-async function feed(port: MessagePortLike, source: AsyncIterable<Buffer>): Promise<void> {
+async function feed(port: MessagePort, source: AsyncIterable<Buffer>): Promise<void> {
   let room = 0;
   let wake: (() => void) | undefined;
   let open = true;

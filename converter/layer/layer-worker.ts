@@ -1,8 +1,8 @@
 /** The worker thread's end of the layer pool: takes jobs one at a time, answers with results or errors. */
-import { parentPort } from 'node:worker_threads';
-import { digestOverRuns, hashChunks } from './hash-runs.ts';
+import { type MessagePort, parentPort } from 'node:worker_threads';
+import { digestOverRuns, followSpool, hashChunks } from './hash-runs.ts';
 import { packError, unpackError } from './job-error.ts';
-import type { SpoolJob, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
+import type { FollowJob, FollowMessage, SpoolJob, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
 import { transferList } from './spool-format.ts';
 import { spoolLayer } from './spool-layer.ts';
 
@@ -17,13 +17,19 @@ port.on('message', async ({ id, job }: WorkerRequest) => {
   try {
     switch (job.op) {
       case 'spool': {
+        const tell = (message: FollowMessage) => job.follower?.postMessage(message);
         const result = await spoolLayer(job, {
           openStream: () => streamOf(job),
           progress: throttled((doneBytes) => reply({ id, kind: 'progress', doneBytes })),
+          settled: (settledBytes) => tell({ settledBytes }),
         });
+        tell({ settledBytes: result.dataBytes, end: true });
         reply({ id, kind: 'done', result }, transferList(result.index));
         break;
       }
+      case 'follow':
+        reply({ id, kind: 'done', result: await followSpool(job.path, settledOf(job)) });
+        break;
       case 'digest':
         reply({ id, kind: 'done', result: await digestOverRuns(job.runs) });
         break;
@@ -32,6 +38,8 @@ port.on('message', async ({ id, job }: WorkerRequest) => {
         break;
     }
   } catch (error) {
+    // Whoever hashes the spool alongside must not wait for the rest of it.
+    if (job.op === 'spool') job.follower?.close();
     reply({ id, kind: 'failed', error: packError(error) });
   }
 });
@@ -48,30 +56,52 @@ function throttled(report: (doneBytes: number) => void): (doneBytes: number) => 
 async function* streamOf(job: SpoolJob): AsyncGenerator<Buffer> {
   if (job.source.kind !== 'stream') throw new Error('not a stream job');
   const stream = job.source.port;
-  const queue: StreamChunk[] = [];
+  const grant = (grantBytes: number) => stream.postMessage({ grantBytes } satisfies StreamGrant);
+  grant(WINDOW_BYTES);
+  for await (const message of messagesOf<StreamChunk>(stream)) {
+    if ('end' in message) return;
+    if ('error' in message) throw unpackError(message.error);
+    const bytes = Buffer.from(message.chunk.buffer, message.chunk.byteOffset, message.chunk.byteLength);
+    yield bytes;
+    grant(bytes.length);
+  }
+}
+
+async function* settledOf(job: FollowJob): AsyncGenerator<number> {
+  for await (const { settledBytes, end } of messagesOf<FollowMessage>(job.port)) {
+    yield settledBytes;
+    if (end) return;
+  }
+  throw new Error('the spool ended early');
+}
+
+/** A port's messages until it is closed from either end. */
+async function* messagesOf<T>(from: MessagePort): AsyncGenerator<T> {
+  const queue: T[] = [];
+  let open = true;
   let wake: (() => void) | undefined;
-  stream.on('message', (message: StreamChunk) => {
+  from.on('message', (message: T) => {
     queue.push(message);
     wake?.();
   });
-  const grant = (grantBytes: number) => stream.postMessage({ grantBytes } satisfies StreamGrant);
+  from.on('close', () => {
+    open = false;
+    wake?.();
+  });
   try {
-    grant(WINDOW_BYTES);
     for (;;) {
       const message = queue.shift();
-      if (message === undefined) {
+      if (message !== undefined) {
+        yield message;
+      } else if (!open) {
+        return;
+      } else {
         await new Promise<void>((resolve) => {
           wake = resolve;
         });
-        continue;
       }
-      if ('end' in message) return;
-      if ('error' in message) throw unpackError(message.error);
-      const bytes = Buffer.from(message.chunk.buffer, message.chunk.byteOffset, message.chunk.byteLength);
-      yield bytes;
-      grant(bytes.length);
     }
   } finally {
-    stream.close();
+    from.close();
   }
 }

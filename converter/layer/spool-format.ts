@@ -35,7 +35,7 @@ export interface FileData {
   readonly id: number;
   readonly form: 'flat' | 'chunks' | 'clusters';
   readonly sizeBytes: number;
-  /** CRC-32 of the stored bytes: with the size, the key under which identical files are looked for. */
+  /** CRC-32 of the first stored unit and the tail: with the size, the key under which identical files are looked for. */
   readonly crc32: number;
   /** In blocks of 4096 bytes from the start of the layer's data spool. */
   readonly startBlock: number;

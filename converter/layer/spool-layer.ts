@@ -21,13 +21,15 @@ export interface SpoolContext {
   openStream(): AsyncIterable<Buffer>;
   /** Bytes of the blob consumed so far. */
   progress(doneBytes: number): void;
+  /** How much of the data spool will not change any more: for whoever hashes it alongside. */
+  settled?(dataBytes: number): void;
 }
 
 export async function spoolLayer(job: SpoolJob, context: SpoolContext): Promise<SpoolResult> {
   const { source } = job;
-  return spoolEntries(job, (handler) =>
-    source.kind === 'folder' ? spoolFolder(source.path, handler, context) : spoolTar(job, source, handler, context),
-  );
+  if (source.kind === 'folder') return spoolEntries(job, (handler) => spoolFolder(source.path, handler, context));
+  const background = { onSettled: (bytes: number) => context.settled?.(bytes) };
+  return spoolEntries(job, (handler, relax) => spoolTar(job, source, handler, context, relax), background);
 }
 
 /** What a layer's reader knows about its input when it is done. */
@@ -41,21 +43,30 @@ export interface InputFacts {
 
 export type SpoolTarget = Pick<SpoolJob, 'layer' | 'dataPath' | 'tailPath' | 'tailLimitBytes' | 'codec'>;
 
-/** Spools whatever `read` tells its handler. */
+/**
+ * Spools whatever `read` tells its handler. With `background`, files are written while the parser goes on, and `read` awaits
+ * `relax` between the pieces of its input.
+ */
 export async function spoolEntries(
   target: SpoolTarget,
-  read: (handler: EntryHandler & { readonly fileBytes: number }) => Promise<InputFacts>,
+  read: (handler: EntryHandler & { readonly fileBytes: number }, relax: () => Promise<void>) => Promise<InputFacts>,
+  background?: { onSettled(bytes: number): void },
 ): Promise<SpoolResult> {
   const codec = target.codec === undefined ? undefined : codecFor(target.codec);
-  const files = new FileSpool(target.dataPath, target.tailPath, { tailLimitBytes: target.tailLimitBytes, codec });
+  const files = new FileSpool(target.dataPath, target.tailPath, {
+    tailLimitBytes: target.tailLimitBytes,
+    codec,
+    background: background !== undefined,
+    onSettled: background?.onSettled,
+  });
   try {
     const index = new SpoolIndexWriter();
     const handler = new SpoolHandler(target.layer, index, files);
-    const facts = await read(handler);
-    const { dataBytes } = files.finish();
+    const facts = await read(handler, () => files.relax());
+    const { dataBytes } = await files.finish();
     return { index: index.finish(), ...facts, dataBytes, fileBytes: handler.fileBytes };
   } finally {
-    files.close();
+    await files.close();
   }
 }
 
@@ -103,6 +114,7 @@ async function spoolTar(
   source: Exclude<SpoolJob['source'], { kind: 'folder' }>,
   handler: EntryHandler,
   context: SpoolContext,
+  relax: () => Promise<void>,
 ): Promise<InputFacts> {
   const blobHash = job.digest === undefined ? undefined : createHash('sha256');
   const blob = new CountedSource(
@@ -118,6 +130,7 @@ async function spoolTar(
     tarHash.update(chunk);
     tarBytes += chunk.length;
     reader.push(chunk);
+    await relax();
   }
   reader.end();
   await blob.drain();
