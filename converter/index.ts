@@ -13,6 +13,7 @@ export * as codec from './erofs/codec.ts';
 export { crc32cRaw, superblockChecksum } from './erofs/crc32c.ts';
 export { directoryBytes, encodeDirectory } from './erofs/directory.ts';
 export * as erofs from './erofs/layout.ts';
+export { converterErrors } from './errors.ts';
 export { CODEC_NAMES, type CodecName } from './layer/cluster-codec.ts';
 export { type Compression, type DecompressOptions, decompress, detectCompression } from './layer/decompress.ts';
 export type { Entry, EntryHandler, EntryKind } from './layer/entry.ts';

@@ -1,4 +1,5 @@
 export * from './errors.ts';
+export { linuxErrors } from './errors.ts';
 export { atLeast, type DetectOptions, detect, type Feature } from './features.ts';
 export type { BytePath } from './libc.ts';
 export * from './lock.ts';

@@ -5,6 +5,7 @@
  * Compressed bytes are gathered in a window of our own before each step. One step then fills one block without coming
  * back for input, and the memory that the other thread reads is touched by nobody else.
  */
+import { setImmediate as turn } from 'node:timers/promises';
 import { fail } from '../errors.ts';
 import type { InflateContext } from './inflate-engine.ts';
 import { Prefetch } from './prefetch.ts';
@@ -13,9 +14,12 @@ import { Prefetch } from './prefetch.ts';
 const BLOCK_BYTES = 2 << 20;
 /** A block that does not compress at all fits, with what is left of the one before. */
 const WINDOW_BYTES = 4 << 20;
-const PREFETCH_BYTES = 2 << 20;
-/** Below this a step is not worth its call: wait for more input, unless there is none. */
-const LEAST_STEP_BYTES = 64 << 10;
+const PREFETCH_BYTES = 4 << 20;
+/**
+ * Below this a step waits for more input, unless there is none: a step that runs out of input in the middle of a block
+ * cannot go on while the consumer holds the JavaScript thread.
+ */
+const LEAST_STEP_BYTES = 1 << 20;
 
 /** Compressed bytes at hand: `bytes[start..end)`. */
 export interface InflateWindow {
@@ -123,6 +127,8 @@ export async function* inflateAhead(
       block = other ??= Buffer.allocUnsafeSlow(BLOCK_BYTES);
       other = full;
       pending = begin(block);
+      // One turn of the event loop for each block: a consumer that never waits would keep input from arriving.
+      await turn();
       yield full;
     }
   } finally {

@@ -7,7 +7,16 @@ import { availableParallelism } from 'node:os';
 import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
 import { spawnWorker } from '#base';
 import { packError, unpackError } from './job-error.ts';
-import type { FollowResult, Job, JobResults, SpoolJob, SpoolResult, StreamChunk, StreamGrant, WorkerReply } from './layer-job.ts';
+import type {
+  FollowResult,
+  Job,
+  JobResults,
+  SpoolJob,
+  SpoolResult,
+  StreamChunk,
+  StreamGrant,
+  WorkerReply,
+} from './layer-job.ts';
 
 interface Waiting {
   readonly job: Job;
@@ -26,7 +35,9 @@ interface Lane {
 export interface SpoolRequest {
   /** Without its ports; `source` of kind `stream` for a layer that `open` delivers. */
   readonly job: Omit<SpoolJob, 'source' | 'follower'>;
-  readonly source: Exclude<SpoolJob['source'], { kind: 'stream' }> | { readonly kind: 'stream'; open(signal: AbortSignal): AsyncIterable<Buffer> };
+  readonly source:
+    | Exclude<SpoolJob['source'], { kind: 'stream' }>
+    | { readonly kind: 'stream'; open(signal: AbortSignal): AsyncIterable<Buffer> };
   /** Hash the data spool alongside. */
   readonly follow: boolean;
   readonly onProgress?: (doneBytes: number) => void;

@@ -2,7 +2,15 @@
 import { type MessagePort, parentPort } from 'node:worker_threads';
 import { digestOverRuns, followSpool, hashChunks } from './hash-runs.ts';
 import { packError, unpackError } from './job-error.ts';
-import type { FollowJob, FollowMessage, SpoolJob, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
+import type {
+  FollowJob,
+  FollowMessage,
+  SpoolJob,
+  StreamChunk,
+  StreamGrant,
+  WorkerReply,
+  WorkerRequest,
+} from './layer-job.ts';
 import { transferList } from './spool-format.ts';
 import { spoolLayer } from './spool-layer.ts';
 

@@ -50,7 +50,8 @@ export class SpoolFile {
     const piece: Piece = { buffer, length, position: this.length, end: this.length + length };
     this.length += length;
     if (!this.#background) {
-      for (let done = 0; done < length; ) done += writeSync(this.#fd, buffer, done, length - done, piece.position + done);
+      for (let done = 0; done < length; )
+        done += writeSync(this.#fd, buffer, done, length - done, piece.position + done);
       this.#free.push(buffer);
       this.#onWritten(this.length);
       return;
@@ -63,7 +64,13 @@ export class SpoolFile {
     try {
       for (let piece = this.#waiting[0]; piece !== undefined; piece = this.#waiting[0]) {
         for (let done = 0; done < piece.length; ) {
-          const { bytesWritten } = await write(this.#fd, piece.buffer, done, piece.length - done, piece.position + done);
+          const { bytesWritten } = await write(
+            this.#fd,
+            piece.buffer,
+            done,
+            piece.length - done,
+            piece.position + done,
+          );
           done += bytesWritten;
         }
         this.#waiting.shift();

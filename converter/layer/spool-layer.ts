@@ -14,7 +14,7 @@ import type { SpoolJob, SpoolResult } from './layer-job.ts';
 import { SpoolIndexWriter } from './spool-format.ts';
 import { TarReader } from './tar-reader.ts';
 
-const READ_BYTES = 1 << 20;
+const READ_BYTES = 2 << 20;
 
 export interface SpoolContext {
   /** The bytes of a `stream` source. */
