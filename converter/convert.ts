@@ -79,6 +79,8 @@ export interface ConvertStats {
 }
 
 interface Spool extends SpoolResult {
+  /** Whether `.wh.` names in it are whiteouts. */
+  readonly isTar: boolean;
   /** Of the data spool as a whole, where it was hashed while it was written. */
   readonly digests: FollowResult | undefined;
   readonly dataPath: string;
@@ -170,7 +172,7 @@ export class Converter {
         label: this.#labels.get(uses[i]!) ?? `layer ${i + 1}`,
         index: spool.index,
         data: records,
-        whiteoutNames: spool.diffId !== undefined,
+        whiteoutNames: spool.isTar,
       });
     }
     layers.push(await this.#finishGroup(tree, spools, groupStart, options));
@@ -235,7 +237,8 @@ export class Converter {
     report('wait');
     const result = await this.#runSpool(layer, target, onProgress);
     report('done', result.blobBytes, result.blobBytes);
-    return { ...result, dataPath, tailPath, records: decodeData(result.index.data, number) };
+    const isTar = layer.input.kind === 'file' || layer.input.kind === 'stream';
+    return { ...result, isTar, dataPath, tailPath, records: decodeData(result.index.data, number) };
   }
 
   #runSpool(layer: SourceLayer, target: SpoolTarget, onProgress: (doneBytes: number) => void) {

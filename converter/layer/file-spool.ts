@@ -18,6 +18,11 @@ const UNIT_BITS = 16;
 const UNIT_BYTES = 1 << UNIT_BITS;
 /** A file this large or larger gets larger units, so that a chunk map stays under about 65,536 entries. */
 const MAX_UNIT_BITS = 20;
+/** Holds at least one unit of the largest size beyond what is written out. */
+const BUFFER_BYTES = 4 << 20;
+const TAIL_BUFFER_BYTES = 1 << 18;
+/** How often `onSettled` is told. */
+const SETTLE_BYTES = 4 << 20;
 /** Files of the same size and checksum that are compared; more would let a crafted layer cost quadratic time. */
 const MAX_CANDIDATES = 4;
 /** An announced hole this long makes a compressed file fall back to chunks, whose holes cost nothing. */
@@ -27,8 +32,6 @@ export interface FileSpoolOptions {
   /** A file's last partial block goes to `tails` when it has at most this many bytes. */
   readonly tailLimitBytes: number;
   readonly codec: Codec | undefined;
-  /** Write while the caller goes on; the caller then awaits `relax` now and then. */
-  readonly background?: boolean;
   /** Told how much of the data spool, from its start, is in its file and will not change any more. */
   readonly onSettled?: (bytes: number) => void;
 }
@@ -39,12 +42,11 @@ export class FileSpool {
   readonly #options: FileSpoolOptions;
   readonly #known = new Map<string, FileData[]>();
   /** What is not handed over yet; it holds the whole unit that is being filled. */
-  #buffer: Buffer;
+  readonly #buffer = Buffer.allocUnsafeSlow(BUFFER_BYTES);
   #fill = 0;
-  #tailBuffer: Buffer;
+  readonly #tailBuffer = Buffer.allocUnsafeSlow(TAIL_BUFFER_BYTES);
   #tailFill = 0;
-  /** Bytes of the data spool that are in its file. */
-  #inFile = 0;
+  #settled = 0;
 
   // The file being written.
   #sizeBytes = 0;
@@ -61,15 +63,9 @@ export class FileSpool {
   #plainClusters = 0;
 
   constructor(dataPath: string, tailPath: string, options: FileSpoolOptions) {
-    const background = options.background ?? false;
     this.#options = options;
-    this.#data = new SpoolFile(dataPath, background, (bytes) => {
-      this.#inFile = bytes;
-      options.onSettled?.(Math.min(bytes, this.#startByte));
-    });
-    this.#tails = new SpoolFile(tailPath, background);
-    this.#buffer = this.#data.take();
-    this.#tailBuffer = this.#tails.take();
+    this.#data = new SpoolFile(dataPath);
+    this.#tails = new SpoolFile(tailPath);
   }
 
   begin(sizeBytes: number): void {
@@ -94,13 +90,52 @@ export class FileSpool {
   write(bytes: Buffer): void {
     let from = 0;
     while (from < bytes.length) {
+      const unit = 1 << this.#unitBits;
       const inUnit = this.#fill - this.#unitFill;
-      const n = Math.min((1 << this.#unitBits) - inUnit, bytes.length - from);
+      if (inUnit === 0 && !this.#compressing && bytes.length - from >= unit) {
+        from += this.#writeUnits(bytes.subarray(from));
+        continue;
+      }
+      const n = Math.min(unit - inUnit, bytes.length - from);
       if (this.#fill + n > this.#buffer.length) this.#flush();
       bytes.copy(this.#buffer, this.#fill, from, from + n);
       this.#advance(n);
       from += n;
     }
+  }
+
+  /** Writes the whole units that `bytes` begins with, straight from where they are. Returns their length. */
+  #writeUnits(bytes: Buffer): number {
+    const unit = 1 << this.#unitBits;
+    const end = bytes.length - (bytes.length % unit);
+    const pieces: Buffer[] = [this.#buffer.subarray(0, this.#fill)];
+    let next = this.#data.length + this.#fill - this.#startByte;
+    let runStart = -1;
+    const endRun = (at: number) => {
+      if (runStart >= 0) pieces.push(bytes.subarray(runStart, at));
+      runStart = -1;
+    };
+    for (let at = 0; at < end; at += unit) {
+      const piece = bytes.subarray(at, at + unit);
+      if (isZero(piece)) {
+        endRun(at);
+        this.#map.push(-1);
+        this.#holes++;
+        continue;
+      }
+      if (runStart < 0) runStart = at;
+      this.#sample(piece);
+      this.#map.push(next / BLOCK_BYTES);
+      next += unit;
+    }
+    endRun(end);
+    this.#position += end;
+    if (pieces.length > 1) {
+      this.#append(pieces);
+      this.#fill = 0;
+      this.#unitFill = 0;
+    }
+    return end;
   }
 
   hole(sizeBytes: number): void {
@@ -308,47 +343,47 @@ export class FileSpool {
       this.#fill = toByte - this.#data.length;
     } else {
       this.#data.rewind(toByte);
-      this.#inFile = Math.min(this.#inFile, toByte);
       this.#fill = 0;
     }
     this.#unitFill = this.#fill;
   }
 
-  /** Hands over all but the unit that is being filled. */
+  /** Writes out all but the unit that is being filled. */
   #flush(): void {
     if (this.#unitFill === 0) return;
-    const next = this.#data.take();
-    this.#buffer.copy(next, 0, this.#unitFill, this.#fill);
-    this.#data.append(this.#buffer, this.#unitFill);
-    this.#buffer = next;
+    this.#append([this.#buffer.subarray(0, this.#unitFill)]);
+    this.#buffer.copyWithin(0, this.#unitFill, this.#fill);
     this.#fill -= this.#unitFill;
     this.#unitFill = 0;
   }
 
+  #append(pieces: readonly Buffer[]): void {
+    this.#data.append(pieces);
+    // What the current file has may still be taken back.
+    const settled = Math.min(this.#data.length, this.#startByte);
+    if (settled < this.#settled + SETTLE_BYTES) return;
+    this.#settled = settled;
+    this.#options.onSettled?.(settled);
+  }
+
   #flushTails(): void {
-    if (this.#tailFill === 0) return;
-    this.#tails.append(this.#tailBuffer, this.#tailFill);
-    this.#tailBuffer = this.#tails.take();
+    this.#tails.append([this.#tailBuffer.subarray(0, this.#tailFill)]);
     this.#tailFill = 0;
   }
 
-  /** In the background, lets the disk catch up. */
-  async relax(): Promise<void> {
-    await this.#data.relax();
-    await this.#tails.relax();
-  }
-
   /** Writes out the rest. Lengths of the spools in bytes. */
-  async finish(): Promise<{ dataBytes: number; tailBytes: number }> {
+  finish(): { dataBytes: number; tailBytes: number } {
     this.#unitFill = this.#fill;
     this.#flush();
     this.#flushTails();
-    await Promise.all([this.#data.finish(), this.#tails.finish()]);
+    this.#data.finish();
+    this.#tails.finish();
     return { dataBytes: this.#data.length, tailBytes: this.#tails.length };
   }
 
-  async close(): Promise<void> {
-    await Promise.all([this.#data.close(), this.#tails.close()]);
+  close(): void {
+    this.#data.close();
+    this.#tails.close();
   }
 }
 
