@@ -130,9 +130,6 @@ function addToolkit(rootfs: string): void {
   copyFileSync(node, join(opt, 'bin/node'));
   const npm = join(dirname(dirname(node)), 'lib/node_modules/npm');
   if (existsSync(npm)) cpSync(npm, join(opt, 'npm'), { recursive: true, verbatimSymlinks: true });
-  linkSync(join(opt, 'bin/node'), join(opt, 'bin/nodejs'));
-  linkSync(join(opt, 'bin/node'), join(opt, 'node-again'));
-
   const odd = join(opt, 'odd');
   mkdirSync(odd, { mode: 0o3770 });
   chmodSync(odd, 0o3770);
@@ -145,6 +142,8 @@ function addToolkit(rootfs: string): void {
   chmodSync(text('setuid', '#!/bin/sh\n'), 0o6755);
   text('empty', '');
   for (const size of [1, 4095, 4096, 4097, 65_536, 1_000_001]) text(`size-${size}`, 'x'.repeat(size));
+  linkSync(join(odd, 'size-1000001'), join(opt, 'bin/linked'));
+  linkSync(join(odd, 'size-1000001'), join(opt, 'linked-again'));
   writeFileSync(Buffer.concat([Buffer.from(`${odd}/not utf-8 `), Buffer.from([0xfe, 0xff, 0x0a])]), 'name');
   text(`${'long'.repeat(60)}`, 'a long name');
   symlinkSync('../'.repeat(200), join(odd, 'long-link'));
@@ -191,7 +190,7 @@ function change(rootfs: string): void {
   lsetxattr(at('opt/toolkit/odd/size-1'), 'user.added', Buffer.from('later'));
   // A name more, and a name less, of files below.
   linkSync(at('opt/toolkit/odd/size-65536'), at('opt/toolkit/odd/linked-later'));
-  rmSync(at('opt/toolkit/node-again'));
+  rmSync(at('opt/toolkit/linked-again'));
   writeFileSync(at('etc/motd'), 'changed\n');
   renameSync(at('opt/toolkit/odd/old'), at('opt/toolkit/odd/renamed'));
   mkdirSync(at('srv/app/src'), { recursive: true });

@@ -20,12 +20,16 @@ import { attributesOf, differences } from './tree-attributes.ts';
 const missing = missingForDebianImage();
 if (missing !== undefined) console.log(`real-image: skipped: ${missing}`);
 
-const WAYS: readonly { name: string; options: ConvertToStoreOptions; layers: number }[] = [
-  { name: 'collapsed', options: {}, layers: 1 },
-  { name: 'one EROFS layer for each OCI layer', options: { collapseLimitBytes: 0 }, layers: 4 },
-  { name: 'metadata collapsed over the layers’ own blobs', options: { collapse: 'metadata' }, layers: 1 },
-  { name: 'lz4', options: { compress: 'lz4' }, layers: 1 },
-  { name: 'no inline data, in groups', options: { inlineLimitBytes: 0, collapseLimitBytes: 64 << 20 }, layers: 2 },
+const WAYS: readonly { name: string; options: ConvertToStoreOptions; layers: readonly number[] }[] = [
+  { name: 'collapsed', options: {}, layers: [1] },
+  { name: 'one EROFS layer for each OCI layer', options: { collapseLimitBytes: 0 }, layers: [4] },
+  { name: 'metadata collapsed over the layers’ own blobs', options: { collapse: 'metadata' }, layers: [1] },
+  { name: 'lz4', options: { compress: 'lz4' }, layers: [1] },
+  {
+    name: 'no inline data, in groups',
+    options: { inlineLimitBytes: 0, collapseLimitBytes: 256 << 20 },
+    layers: [2, 3],
+  },
 ];
 
 describe.skipIf(missing !== undefined)('a real image', { timeout: 240_000 }, () => {
@@ -76,7 +80,7 @@ describe.skipIf(missing !== undefined)('a real image', { timeout: 240_000 }, () 
       if (expected === undefined) return context.skip('no mirror can be reached');
       const conversion = await convertToStore(store, source, 'debian:4', options);
       expect(conversion.reused).toBe(false);
-      expect(conversion.image.layers.length).toBe(layers);
+      expect(layers).toContain(conversion.image.layers.length);
       expect(differences(expected, await mountedAttributes(conversion))).toEqual([]);
       const report = await verifyImage(store, conversion.image);
       expect(report.problems).toEqual([]);
