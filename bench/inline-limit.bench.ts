@@ -40,13 +40,13 @@ async function measure(folder: string): Promise<Result> {
   for (const { name, members, sweep } of trees) {
     console.log(`${name}, ${members} members`);
     printTable([
-      ['limit', 'metadata MiB', 'data MiB', 'total MiB', 'saved for each byte of metadata'],
-      ...sweep.map(({ limit, metaBytes, dataBytes, totalBytes }) => [
+      ['limit', 'metadata MiB', 'data MiB', 'total MiB', 'data saved for each further byte of metadata'],
+      ...sweep.map(({ limit, metaBytes, dataBytes, totalBytes }, i) => [
         String(limit),
         (metaBytes / MIB).toFixed(2),
         (dataBytes / MIB).toFixed(2),
         (totalBytes / MIB).toFixed(2),
-        limit === 0 ? '' : round((sweep[0]!.dataBytes - dataBytes) / (metaBytes - sweep[0]!.metaBytes)),
+        i === 0 ? '' : round((sweep[i - 1]!.dataBytes - dataBytes) / (metaBytes - sweep[i - 1]!.metaBytes)),
       ]),
     ]);
   }

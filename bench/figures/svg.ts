@@ -26,7 +26,7 @@ export function barChart({ title, unit, groups, series }: BarChart): string {
   const top = 56;
   const groupHeight = barHeight * series.length + gap;
   const height = top + groupHeight * groups.length + 8;
-  const most = Math.max(...groups.flatMap((group) => group.values), Number.MIN_VALUE);
+  const most = Math.max(...groups.flatMap((group) => group.values)) || 1;
   const scale = (WIDTH - labelWidth - 96) / most;
   const parts = [heading(title), legend(series)];
   groups.forEach((group, g) => {
@@ -59,8 +59,9 @@ export function lineChart({ title, xLabel, yLabel, series }: LineChart): string 
   const xs = series.flatMap((one) => one.points.map(([x]) => x));
   const ys = series.flatMap((one) => one.points.map(([, y]) => y));
   const [xMin, xMax] = [Math.min(...xs), Math.max(...xs)];
-  const step = niceStep(Math.max(...ys, Number.MIN_VALUE) / 5);
-  const yMax = step * Math.ceil(Math.max(...ys, Number.MIN_VALUE) / step);
+  const most = Math.max(...ys) || 1;
+  const step = niceStep(most / 5);
+  const yMax = step * Math.ceil(most / step);
   const px = (x: number) => LEFT + ((x - xMin) / (xMax - xMin || 1)) * (WIDTH - LEFT - RIGHT);
   const py = (y: number) => top + plotHeight - (y / yMax) * plotHeight;
   const parts = [heading(title), legend(series.map((one) => one.label))];
