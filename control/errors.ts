@@ -26,6 +26,12 @@ export const controlErrors = {
     exit: 2,
     http: 400,
   },
+  CLI_SYNC_LINE: {
+    message: '{file}:{line}: {problem}',
+    hint: 'each line is the name of an image: web:1. Empty lines and lines that start with # are skipped',
+    exit: 2,
+    http: 400,
+  },
   CLI_USAGE: {
     message: '{problem}',
     hint: '`{program} --help` shows how it is used',

@@ -6,7 +6,7 @@
  * The run has a temporary folder, store and node state of its own, so that it neither meets nor disturbs an installation.
  */
 import { spawn } from 'node:child_process';
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, realpathSync, rmSync, statfsSync } from 'node:fs';
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, realpathSync, rmSync, statfsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { argv, env, execPath, exit, getuid } from 'node:process';
@@ -100,13 +100,13 @@ function workFolder() {
     try {
       if (candidate.startsWith(root)) mkdirSync(candidate, { recursive: true });
       if (MOUNTABLE.has(statfsSync(candidate).type)) {
-        return { folder: realpathSync(mkdtempSync(join(candidate, 'dsec-test-'))), mountable: true };
+        return { folder: openFolder(candidate), mountable: true };
       }
     } catch {
       // Not there or not writable: the next one.
     }
   }
-  return { folder: realpathSync(mkdtempSync(join(tmpdir(), 'dsec-test-'))), mountable: false };
+  return { folder: openFolder(tmpdir()), mountable: false };
 }
 
 /**
@@ -214,4 +214,14 @@ async function settle() {
 function cleanUp() {
   if (removeLeftovers({ folder, mark })) rmSync(folder, { recursive: true, force: true });
   else console.error(`${folder} is kept: something is still mounted in it`);
+}
+
+/**
+ * A new folder that other users may pass through: some tests become one.
+ * @param {string} parent
+ */
+function openFolder(parent) {
+  const folder = realpathSync(mkdtempSync(join(parent, 'dsec-test-')));
+  chmodSync(folder, 0o755);
+  return folder;
 }

@@ -59,6 +59,16 @@ describe('whiteouts', () => {
     expect(groupsOf([[file('.wh..wh.aufs'), dir('.wh..wh.plnk'), file('.wh..wh.plnk/1.2')]])).toEqual([[]]);
   });
 
+  test('of children of a directory that the same layer replaces are no error', () => {
+    const layers = [
+      [dir('d'), file('d/a')],
+      [file('d'), gone('d/a')],
+    ];
+    expect(groupsOf(layers)[1]).toEqual(['d']);
+    expect(groupsOf(layers, true)).toEqual([['d']]);
+    expect(groupsOf([layers[0]!, [gone('d/a'), symlink('d', 'elsewhere')]], true)).toEqual([['d']]);
+  });
+
   test('nothing may lie below a whiteout name', () => {
     expect(codeOf(() => groupsOf([[file('.wh.a/b')]]))).toBe('LAYER_WHITEOUT_NAME');
   });

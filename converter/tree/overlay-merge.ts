@@ -119,8 +119,8 @@ export class OverlayTree {
     if (entry.path.includes('.wh.')) {
       if (layer.whiteoutNames) {
         if (isAufs(parts) || parts[parts.length - 1]?.startsWith('.wh.')) {
-          // The parents of a marker are made even so: engines do, and the mark may name a directory that is new here.
-          if (!isAufs(parts)) this.#walk(layer, entry, parts.slice(0, -1), true);
+          // The parents of a marker are made, as engines do; but the layer may have put something else in a parent's place.
+          if (!isAufs(parts)) this.#walk(layer, entry, parts.slice(0, -1), 'where possible');
           return;
         }
       }
@@ -189,7 +189,7 @@ export class OverlayTree {
     layer: LayerInput,
     entry: Entry,
     parts: readonly ByteString[],
-    create: boolean,
+    create: boolean | 'where possible',
     touch = true,
   ): DirNode | undefined {
     const todo = parts.slice().reverse();
@@ -217,7 +217,7 @@ export class OverlayTree {
         }
         if (next.target.startsWith('/')) stack.length = 1;
         for (const part of next.target.split('/').reverse()) todo.push(part);
-      } else if (create) {
+      } else if (create === true) {
         throw fail('LAYER_PARENT_NOT_DIRECTORY', {
           layer: layer.label,
           path: display(entry.path),
