@@ -2,5 +2,6 @@ export * from './bytes.ts';
 export * from './digest.ts';
 export * from './error.ts';
 export * from './fail-point.ts';
+export * from './process-entry.ts';
 export * from './progress.ts';
 export * from './spawn-worker.ts';

@@ -16,6 +16,7 @@ import { missingTool, needsRoot } from './tool.ts';
 import { withScratch } from './work-folder.ts';
 
 const TARGET = 5;
+const COMMAND = ['/bin/echo', 'hello'];
 
 export const benchmark: Benchmark = {
   name: 'run-first-output',
@@ -37,13 +38,13 @@ async function measure(folder: string): Promise<Result> {
     await docker.load(layout, 'small:1');
     const toEnd = { dsec: [] as number[], docker: [] as number[] };
     const ours = async () => {
-      const { ms, firstOutputMs } = await dsec.run(['run', 'small:1', '--', 'echo', 'hello']);
+      const { ms, firstOutputMs } = await dsec.run(['run', 'small:1', '--', ...COMMAND]);
       toEnd.dsec.push(ms);
       return firstOutputMs!;
     };
     const theirs = async () => {
       const { ms, firstOutputMs } = await timedCommand(
-        docker.argv(['run', '--rm', '--network=none', 'small:1', 'echo', 'hello']),
+        docker.argv(['run', '--rm', '--network=none', 'small:1', ...COMMAND]),
       );
       toEnd.docker.push(ms);
       return firstOutputMs!;

@@ -34,9 +34,10 @@ export const CONVERTER_VERSION = 1;
 export const DEFAULT_COLLAPSE_LIMIT_BYTES = 3 * 2 ** 30;
 /**
  * Ends of files up to this size go into the metadata image. Larger: the image that must be local grows; smaller: more
- * blocks of the data blob are mostly padding. bench/inline-limit.bench.ts has the sweep.
+ * blocks of the data blob are mostly padding. This is the least at which the whole is no larger than what mkfs.erofs makes
+ * of the same tree; bench/inline-limit.bench.ts has the sweep.
  */
-export const DEFAULT_INLINE_LIMIT_BYTES = 2048;
+export const DEFAULT_INLINE_LIMIT_BYTES = 3072;
 /** A tail must fit into a block behind an inode with a few attributes. */
 export const MAX_INLINE_LIMIT_BYTES = 4000;
 

@@ -83,6 +83,25 @@ export { ChunkCache, VerifiedBlob } from './reader/verified-blob.ts';
 export { type VerifyOptions, type VerifyProblem, type VerifyReport, verifyImage } from './reader/verify.ts';
 export { verifyStructure } from './reader/verify-structure.ts';
 export type { BlobStore, Descriptor, Hold, Ref, Staging } from './store/blob-store.ts';
+export { RetryAllowance, type RetryOptions, retryCall } from './store/decorators/retry-call.ts';
+export {
+  FAULTS,
+  type Fault,
+  type FaultOptions,
+  type FaultySource,
+  withFaults,
+} from './store/decorators/with-faults.ts';
+export { type HedgeOptions, withHedge } from './store/decorators/with-hedge.ts';
+export { type LimitedSource, type LimitOptions, withLimit } from './store/decorators/with-limit.ts';
+export {
+  LATENCY_BOUNDS_MS,
+  type MeteredSource,
+  type ReadCounts,
+  type SourceMetrics,
+  withMetrics,
+} from './store/decorators/with-metrics.ts';
+export { withRetry } from './store/decorators/with-retry.ts';
 export { type ImageName, isImageName, parseImageName } from './store/image-name.ts';
 export { MemoryStore } from './store/memory-store.ts';
 export { defaultStoreUrl, openStore } from './store/open-store.ts';
+export { type RemoteSourceOptions, remoteRangeSource, storeRangeSource } from './store/store-range-source.ts';

@@ -7,6 +7,8 @@ export * from './loop.ts';
 export * from './mount.ts';
 export * from './mount-info.ts';
 export { cachedBytes, dropCached } from './page-cache.ts';
+export { peerOf } from './peer.ts';
+export { takeDescriptor } from './pidfd.ts';
 export * from './pipe.ts';
 export * from './process.ts';
 export * from './special.ts';

@@ -62,11 +62,16 @@ export function mount(source: string, target: string, type: string | null, flags
   call(MOUNT, [cText(source), cText(target), type === null ? null : cText(type), flags, data], target);
 }
 
-/** Unmounts what is on top at `target`, never following a symlink. `lazy`: now out of sight, gone when its last user is. */
-export function umount(target: string, options: { lazy?: boolean } = {}): void {
+/**
+ * Unmounts what is on top at `target`, never following a symlink. `lazy`: now out of sight, gone when its last user is.
+ * `expire`: only when nothing has used it since the last such call; else EAGAIN (unused now, marked) or EBUSY.
+ */
+export function umount(target: string, options: { lazy?: boolean; expire?: boolean } = {}): void {
   const MNT_DETACH = 2;
+  const MNT_EXPIRE = 4;
   const UMOUNT_NOFOLLOW = 8;
-  call(UMOUNT2, [cText(target), UMOUNT_NOFOLLOW | (options.lazy ? MNT_DETACH : 0)], target);
+  const how = options.lazy ? MNT_DETACH : options.expire ? MNT_EXPIRE : 0;
+  call(UMOUNT2, [cText(target), UMOUNT_NOFOLLOW | how], target);
 }
 
 /** What happens at `target` stays in this mount namespace, and the other way round. */

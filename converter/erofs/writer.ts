@@ -5,7 +5,6 @@
  *
  * Same tree, same spools, same options: same bytes. Nothing here looks at a clock, a locale or the order of a hash.
  */
-import { createHash } from 'node:crypto';
 import { type ByteString, writeByteString } from '#base';
 import type { CodecName } from '../layer/cluster-codec.ts';
 import type { FileData } from '../layer/spool-format.ts';
@@ -15,23 +14,18 @@ import { clusterIndexBytes, encodeClusterIndex } from './cluster-index.ts';
 import { superblockChecksum } from './crc32c.ts';
 import type { DataPlacement } from './data-blob.ts';
 import { directoryBytes, encodeDirectory, withDots } from './directory.ts';
+import { ALGORITHM_OF, ImageHeader } from './image-header.ts';
 import { fitsInline, GAP_WINDOW_BYTES, InodeAllocator } from './inode-plan.ts';
 import {
-  ALGORITHM,
   BLOCK_BYTES,
   CHUNK_FORMAT,
   CHUNK_INDEX_SIZE,
   COMPACT_INODE,
   COMPACT_INODE_SIZE,
-  COMPAT,
-  COMPR_CFG_BYTES,
-  DEVICE_SLOT,
-  DEVICE_SLOT_SIZE,
   EXTENDED_INODE,
   EXTENDED_INODE_SIZE,
   encodeDevice,
   FILE_TYPE,
-  INCOMPAT,
   INODE_FORMAT,
   INODE_SLOT_SIZE,
   LAYOUT,
@@ -41,9 +35,7 @@ import {
   MODE_TYPE,
   NULL_ADDR,
   SB,
-  SUPER_MAGIC,
   SUPER_OFFSET,
-  SUPER_SIZE,
 } from './layout.ts';
 import { MetaFile } from './meta-file.ts';
 import { XattrTable } from './xattr.ts';
@@ -188,12 +180,9 @@ export class ErofsWriter {
    */
   write(path: string, placement: DataPlacement, tags: readonly string[]): { sizeBytes: number; hex: string } {
     const devices = placement.devices.map((d, i) => ({ blocks: d.blocks, tag: tags[i]! }));
-    const configs = this.#compressionConfigs();
-    const slotsAt = Math.ceil((SUPER_OFFSET + SUPER_SIZE + configs.length) / DEVICE_SLOT_SIZE) * DEVICE_SLOT_SIZE;
-    const headerEnd =
-      devices.length === 0 ? SUPER_OFFSET + SUPER_SIZE + configs.length : slotsAt + devices.length * DEVICE_SLOT_SIZE;
+    const header = new ImageHeader(this.#input.codec, devices);
 
-    const allocator = new InodeAllocator(headerEnd);
+    const allocator = new InodeAllocator(header.endByte);
     for (const inode of this.#inodes) {
       this.#measure(inode);
       inode.position = allocator.place(inode);
@@ -219,14 +208,14 @@ export class ErofsWriter {
       head.writeUInt32LE(sum, SUPER_OFFSET + SB.checksum);
     });
     try {
-      this.#writeHeader(file.at(0, headerEnd), {
-        configs,
-        devices,
+      header.write(file.at(0, header.endByte), {
         uniaddr,
-        slotsAt,
         primaryBlocks,
-        sharedBlock,
-        hasShared: shared.length > 0,
+        sharedBlock: shared.length > 0 ? sharedBlock : 0,
+        inodes: this.#inodes.length,
+        rootNid: this.#inodes[0]!.position / INODE_SLOT_SIZE,
+        epoch: this.#epoch,
+        hasChunks: this.#hasChunks,
       });
       let highest = 0;
       this.#inodes.forEach((inode, number) => {
@@ -313,71 +302,6 @@ export class ErofsWriter {
   readonly #symlinkBlocks = new Map<LeafNode, number>();
 
   // ---- bytes
-
-  #compressionConfigs(): Buffer {
-    const { codec } = this.#input;
-    if (codec === undefined) return Buffer.alloc(0);
-    const algorithm = ALGORITHMS[codec];
-    const length = COMPR_CFG_BYTES[algorithm]!;
-    const out = Buffer.alloc(2 + length);
-    out.writeUInt16LE(length, 0);
-    if (codec === 'lz4') {
-      out.writeUInt16LE(65535, 2);
-      out.writeUInt16LE(16, 4);
-    } else if (codec === 'deflate') {
-      out[2] = 15;
-    } else {
-      out[3] = ZSTD_WINDOW_LOG - 10;
-    }
-    return out;
-  }
-
-  #writeHeader(
-    out: Buffer,
-    h: {
-      configs: Buffer;
-      devices: readonly { blocks: number; tag: string }[];
-      uniaddr: readonly number[];
-      slotsAt: number;
-      primaryBlocks: number;
-      sharedBlock: number;
-      hasShared: boolean;
-    },
-  ): void {
-    const { codec } = this.#input;
-    const sb = out.subarray(SUPER_OFFSET);
-    const uuid = createHash('sha256')
-      .update(h.devices.map((d) => d.tag).join())
-      .update(String(this.#inodes.length))
-      .digest();
-    uuid[6] = (uuid[6]! & 0x0f) | 0x80;
-    uuid[8] = (uuid[8]! & 0x3f) | 0x80;
-    let incompat = h.devices.length > 0 ? INCOMPAT.DEVICE_TABLE : 0;
-    if (this.#hasChunks) incompat |= INCOMPAT.CHUNKED_FILE;
-    if (codec !== undefined) incompat |= INCOMPAT.LZ4_0PADDING | INCOMPAT.COMPR_CFGS;
-    sb.writeUInt32LE(SUPER_MAGIC, SB.magic);
-    sb.writeUInt32LE(COMPAT.SB_CHKSUM | COMPAT.MTIME | COMPAT.XATTR_FILTER, SB.featureCompat);
-    sb[SB.blockBits] = Math.log2(BLOCK_BYTES);
-    sb.writeUInt16LE(this.#inodes[0]!.position / INODE_SLOT_SIZE, SB.rootNid);
-    sb.writeBigUInt64LE(BigInt(this.#inodes.length), SB.inodes);
-    sb.writeBigUInt64LE(BigInt(this.#epoch.sec), SB.epoch);
-    sb.writeUInt32LE(this.#epoch.nsec, SB.fixedNsec);
-    sb.writeUInt32LE(h.primaryBlocks, SB.blocks);
-    sb.writeUInt32LE(0, SB.metaBlkAddr);
-    sb.writeUInt32LE(h.hasShared ? h.sharedBlock : 0, SB.xattrBlkAddr);
-    uuid.copy(sb, SB.uuid, 0, 16);
-    sb.writeUInt32LE(incompat, SB.featureIncompat);
-    if (codec !== undefined) sb.writeUInt16LE(1 << ALGORITHMS[codec], SB.comprAlgs);
-    sb.writeUInt16LE(h.devices.length, SB.extraDevices);
-    sb.writeUInt16LE(h.devices.length > 0 ? h.slotsAt / DEVICE_SLOT_SIZE : 0, SB.devtSlotOff);
-    h.configs.copy(sb, SUPER_SIZE);
-    h.devices.forEach((device, i) => {
-      const slot = out.subarray(h.slotsAt + i * DEVICE_SLOT_SIZE);
-      writeByteString(slot, device.tag, DEVICE_SLOT.tag);
-      slot.writeUInt32LE(device.blocks, DEVICE_SLOT.blocks);
-      slot.writeUInt32LE(h.uniaddr[i]!, DEVICE_SLOT.uniaddr);
-    });
-  }
 
   get #hasChunks(): boolean {
     for (const data of this.#live) if (data.form === 'chunks') return true;
@@ -479,7 +403,7 @@ export class ErofsWriter {
       MAP_ADVISE.COMPACTED_2B | MAP_ADVISE.BIG_PCLUSTER_1 | MAP_ADVISE.BIG_PCLUSTER_2,
       MAP_HEADER.advise,
     );
-    out[MAP_HEADER.algorithm] = ALGORITHMS[this.#input.codec!];
+    out[MAP_HEADER.algorithm] = ALGORITHM_OF[this.#input.codec!];
     const place = { startByte: position + MAP_HEADER_SIZE, sizeBytes: node.sizeBytes };
     encodeClusterIndex(data.map!, uniaddr[slot - 1]! + block, place).copy(out, MAP_HEADER_SIZE);
   }
@@ -518,13 +442,6 @@ export class ErofsWriter {
 
 /** Mark of a leaf that the walk has met, until it has a number. */
 const SEEN = -2;
-const ZSTD_WINDOW_LOG = 17;
-const ALGORITHMS: Readonly<Record<CodecName, number>> = {
-  lz4: ALGORITHM.LZ4,
-  deflate: ALGORITHM.DEFLATE,
-  zstd: ALGORITHM.ZSTD,
-};
-
 const TYPES: Readonly<Record<Node['kind'], { mode: number; dirent: number }>> = {
   file: { mode: MODE_TYPE.REGULAR, dirent: FILE_TYPE.REGULAR },
   dir: { mode: MODE_TYPE.DIRECTORY, dirent: FILE_TYPE.DIRECTORY },

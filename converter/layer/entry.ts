@@ -41,6 +41,24 @@ export interface Entry {
   xattrs: Map<ByteString, Buffer> | undefined;
 }
 
+/** An entry with nothing but a path and a kind. */
+export function bareEntry(path: ByteString, kind: EntryKind): Entry {
+  return {
+    path,
+    kind,
+    mode: 0,
+    uid: 0,
+    gid: 0,
+    mtimeSec: 0,
+    mtimeNsec: 0,
+    sizeBytes: 0,
+    target: '',
+    major: 0,
+    minor: 0,
+    xattrs: undefined,
+  };
+}
+
 /**
  * Receives a layer in order. After `entry` of a file of size > 0 come `data` and `hole` calls that add up to
  * `sizeBytes`, then `fileEnd`. `data` buffers are only valid during the call.

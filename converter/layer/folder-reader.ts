@@ -12,7 +12,7 @@ import { type BigIntStats, constants, promises as fs } from 'node:fs';
 import { type ByteString, byteString, bytesOf, type DsecError, display, systemCode } from '#base';
 import { dataRuns, splitDevice } from '#linux';
 import { fail } from '../errors.ts';
-import type { Entry, EntryHandler, EntryKind } from './entry.ts';
+import { bareEntry, type Entry, type EntryHandler, type EntryKind } from './entry.ts';
 import { readXattrs } from './folder-xattrs.ts';
 
 export interface FolderOptions {
@@ -230,7 +230,7 @@ class FolderWalk {
 
   private tellWhiteout(path: ByteString): void {
     this.flushPending();
-    this.tell({ ...NOTHING, path, kind: 'whiteout' });
+    this.tell(bareEntry(path, 'whiteout'));
   }
 
   /** Directories that were skipped but have a deletion below: it needs its parents. */
@@ -331,21 +331,6 @@ class FolderWalk {
     return path === '' || path === '.' ? this.folder : `${this.folder}/${display(path)}`;
   }
 }
-
-const NOTHING: Entry = {
-  path: '',
-  kind: 'whiteout',
-  mode: 0,
-  uid: 0,
-  gid: 0,
-  mtimeSec: 0,
-  mtimeNsec: 0,
-  sizeBytes: 0,
-  target: '',
-  major: 0,
-  minor: 0,
-  xattrs: undefined,
-};
 
 function inside(fd: number, name: ByteString): Buffer {
   return bytesOf(`/proc/self/fd/${fd}/${name}`);

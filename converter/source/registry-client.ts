@@ -120,13 +120,24 @@ export class RegistryClient {
   }
 
   async blobExists(repository: string, digest: Digest, signal?: AbortSignal): Promise<boolean> {
+    return (await this.statBlob(repository, digest, signal)) !== undefined;
+  }
+
+  /** Undefined when the repository has no such blob; `sizeBytes` is undefined when the registry does not say it. */
+  async statBlob(
+    repository: string,
+    digest: Digest,
+    signal?: AbortSignal,
+  ): Promise<{ sizeBytes: number | undefined } | undefined> {
     const session = this.#session;
     return session.run(signal, async () => {
       const request = await this.#blobRequest('HEAD', repository, digest, signal);
       const response = await session.exchange(request);
       if (response.status !== 200 && response.status !== 404) throw await session.refusal(response, request);
       discard(response);
-      return response.status === 200;
+      if (response.status === 404) return undefined;
+      const length = response.header('content-length');
+      return { sizeBytes: length !== undefined && /^\d{1,15}$/.test(length) ? Number(length) : undefined };
     });
   }
 

@@ -1,5 +1,5 @@
 /** Layers as lists of entries, and the tree they give, for tests. */
-import type { Entry } from '../layer/entry.ts';
+import { bareEntry, type Entry } from '../layer/entry.ts';
 import { SpoolIndexWriter } from '../layer/spool-format.ts';
 import { DirNode } from '../tree/file-tree.ts';
 import { GroupView } from '../tree/group-view.ts';
@@ -22,19 +22,7 @@ export const opaque = (path: string): Made => file(`${path}/.wh..wh..opq`);
 export function layerOf(entries: readonly Made[], label = 'layer') {
   const index = new SpoolIndexWriter();
   for (const entry of entries) {
-    const full = {
-      mode: 0,
-      uid: 0,
-      gid: 0,
-      mtimeSec: 0,
-      mtimeNsec: 0,
-      sizeBytes: 0,
-      target: '',
-      major: 0,
-      minor: 0,
-      xattrs: undefined,
-      ...entry,
-    };
+    const full = { ...bareEntry(entry.path, entry.kind), ...entry };
     index.add(full, undefined);
   }
   return { label, index: index.finish(), data: [], whiteoutNames: true };

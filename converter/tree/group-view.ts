@@ -3,6 +3,7 @@
  * and opaque marks where a lower group's names must not show through. A group at the bottom needs none.
  */
 import type { ByteString } from '#base';
+import { bareEntry } from '../layer/entry.ts';
 import { type DirNode, LeafNode, type Node } from './file-tree.ts';
 
 /** A name in the layer. `opaque` only for directories. */
@@ -43,19 +44,5 @@ export class GroupView {
 }
 
 function whiteout(group: number): LeafNode {
-  const entry = {
-    path: '',
-    kind: 'char',
-    mode: 0,
-    uid: 0,
-    gid: 0,
-    mtimeSec: 0,
-    mtimeNsec: 0,
-    sizeBytes: 0,
-    target: '',
-    major: 0,
-    minor: 0,
-    xattrs: undefined,
-  } as const;
-  return new LeafNode('char', entry, group, undefined);
+  return new LeafNode('char', bareEntry('', 'char'), group, undefined);
 }

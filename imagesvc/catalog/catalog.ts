@@ -278,10 +278,10 @@ export interface RemovedImage extends Collected {
 export async function removeImage(
   store: BlobStore,
   name: string,
-  options: { dryRun?: boolean; graceMs?: number } = {},
+  options: { dryRun?: boolean; graceMs?: number; inUse?: ReadonlySet<Digest> } = {},
 ): Promise<RemovedImage> {
   const { full } = parseImageName(name);
-  const { dryRun = false, graceMs = 0 } = options;
+  const { dryRun = false, graceMs = 0, inUse } = options;
   const ref = await store.getRef(full).catch((error) => {
     if (isDsecError(error, 'STORE_REF_DAMAGED')) return undefined;
     throw error;
@@ -291,7 +291,8 @@ export async function removeImage(
   if (!found) throw fail('CATALOG_NOT_FOUND', { name, store: store.url });
   try {
     if (digest === undefined) throw fail('STORE_REF_DAMAGED', { name: full, path: store.url });
-    return { name: full, digest, ...(await collectGarbage(store, { dryRun, graceMs, onlyOf: digest, without: full })) };
+    const collected = await collectGarbage(store, { dryRun, graceMs, onlyOf: digest, without: full, inUse });
+    return { name: full, digest, ...collected };
   } catch (error) {
     // The name is gone, which is what was asked for; the blobs are no more than wasted space.
     if (!isDsecError(error)) throw error;

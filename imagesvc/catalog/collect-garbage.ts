@@ -25,21 +25,25 @@ export interface CollectOptions {
   readonly graceMs?: number;
   /** Only blobs that this manifest leads to. */
   readonly onlyOf?: Digest;
+  /** Only these blobs. */
+  readonly only?: ReadonlySet<Digest>;
   /** As if this name were not there. */
   readonly without?: string;
+  /** Needed whatever names say: blobs of what is mounted. */
+  readonly inUse?: ReadonlySet<Digest>;
 }
 
 export interface Collected {
   /** What was deleted, or would be. */
   readonly deleted: readonly Digest[];
   readonly freedBytes: number;
-  /** Blobs that no name leads to, left because they are young or because a process at work may need them. */
+  /** Blobs that no name leads to, left because they are young, or mounted, or because a process at work may need them. */
   readonly kept: number;
 }
 
 /** @throws CATALOG_GC_UNSAFE, STORE_BUSY */
 export async function collectGarbage(store: BlobStore, options: CollectOptions = {}): Promise<Collected> {
-  const { dryRun = false, graceMs = DEFAULT_GRACE_MS, onlyOf, without } = options;
+  const { dryRun = false, graceMs = DEFAULT_GRACE_MS, onlyOf, only, without, inUse } = options;
   const hold = await store.hold('collect');
   try {
     // Ages are in milliseconds: let one pass, so that what was written before now is older than now.
@@ -53,7 +57,11 @@ export async function collectGarbage(store: BlobStore, options: CollectOptions =
     let freedBytes = 0;
     let kept = 0;
     for await (const { digest, sizeBytes, modifiedMs } of store.listBlobs()) {
-      if (live.has(digest) || candidates?.has(digest) === false) continue;
+      if (live.has(digest) || candidates?.has(digest) === false || only?.has(digest) === false) continue;
+      if (inUse?.has(digest)) {
+        kept++;
+        continue;
+      }
       if (Math.round(modifiedMs) >= cutoffMs) {
         kept++;
         continue;
@@ -81,7 +89,8 @@ async function markLive(store: BlobStore, without: string | undefined): Promise<
   return marks.found;
 }
 
-async function reachable(store: BlobStore, digest: Digest): Promise<Set<Digest>> {
+/** All blobs that a manifest leads to, and itself. @throws what reading it throws */
+export async function reachable(store: BlobStore, digest: Digest): Promise<Set<Digest>> {
   const marks = new Marks(store);
   await marks.manifest(digest);
   return marks.found;

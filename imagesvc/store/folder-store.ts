@@ -32,6 +32,7 @@ import type { BlobStore, Descriptor, Hold, Ref, Staging } from './blob-store.ts'
 import { ensureFolder, FILE_MODE, readFully, syncFolder, writeNewFile } from './durable-file.ts';
 import { tryLock } from './file-lock.ts';
 import { checkRecordKey, isImageName, parseImageName } from './image-name.ts';
+import { parseDescriptor } from './ref-file.ts';
 import { makeStaging, oldestLiveStaging, sweepFolders } from './staging.ts';
 import { checkFormat, writeFormat } from './store-format.ts';
 import { storeError } from './system-error.ts';
@@ -455,15 +456,4 @@ async function removeFile(path: string): Promise<boolean> {
 function undefinedIfMissing(error: unknown): undefined {
   if (systemCode(error) !== 'ENOENT') throw error;
   return undefined;
-}
-
-/** The descriptor in a ref's file, or undefined when it is damaged. */
-export function parseDescriptor(text: string): Descriptor | undefined {
-  try {
-    const { mediaType, digest, size } = JSON.parse(text) as Partial<Descriptor>;
-    if (typeof mediaType !== 'string' || !isDigest(digest) || !Number.isSafeInteger(size)) return undefined;
-    return { mediaType, digest, size: size as number };
-  } catch {
-    return undefined;
-  }
 }

@@ -16,8 +16,22 @@ export function defaultStoreUrl(env: NodeJS.ProcessEnv = process.env, uid = proc
   return join(data, 'dsec/store');
 }
 
-/** @throws STORE_SCHEME, STORE_VERSION, STORE_FOREIGN, STORE_NOT_FOLDER, STORE_ACCESS */
+/**
+ * `file:///path` or a path, `s3://bucket/prefix?…` (docs/s3.md), `docker://host/repository` (read only).
+ * @throws STORE_SCHEME, STORE_URL, STORE_VERSION, STORE_FOREIGN, STORE_NOT_FOLDER, STORE_ACCESS, STORE_REMOTE*
+ */
 export async function openStore(url: string): Promise<BlobStore> {
+  // What speaks to the network is loaded only for it.
+  if (/^s3:\/\//i.test(url)) {
+    const { S3Store } = await import('./s3-store.ts');
+    const store = new S3Store(url);
+    await store.open();
+    return store;
+  }
+  if (/^docker:\/\//i.test(url)) {
+    const { RegistryStore } = await import('./registry-store.ts');
+    return RegistryStore.open(url);
+  }
   const store = new FolderStore(folderOf(url));
   await store.open();
   return store;
@@ -32,10 +46,9 @@ function folderOf(url: string): string {
 function pathIn(url: string): string {
   const scheme = /^([a-z][a-z0-9+.-]*):\/\//i.exec(url)?.[1]?.toLowerCase();
   if (scheme === undefined && !url.startsWith('file:')) return url;
-  const folders = 'folders are (a local disk, 3FS, any POSIX mount)';
-  if (scheme === 's3') throw fail('STORE_SCHEME', { url, why: `S3 is not a store of this version yet; ${folders}` });
   if (scheme !== undefined && scheme !== 'file') {
-    throw fail('STORE_SCHEME', { url, why: `nothing is stored at "${scheme}://"; ${folders}` });
+    const why = `nothing is stored at "${scheme}://"; folders are (a local disk, 3FS, any POSIX mount), s3:// and docker://`;
+    throw fail('STORE_SCHEME', { url, why });
   }
   try {
     return fileURLToPath(url);

@@ -11,6 +11,8 @@ import { syncFolder, writeNewFile } from './durable-file.ts';
 
 export const FORMAT_FILE = 'dsec-store.json';
 export const FORMAT_VERSION = 1;
+/** What the file holds. */
+export const FORMAT_TEXT = `${JSON.stringify({ format: 'dsec-store', version: FORMAT_VERSION })}\n`;
 const TEMPORARY = `.${FORMAT_FILE}.`;
 
 /** Whether a store is there. @throws STORE_VERSION, STORE_FOREIGN */
@@ -22,6 +24,12 @@ export async function checkFormat(root: string): Promise<'store' | 'nothing'> {
     if (systemCode(error) !== 'ENOENT') throw error;
     return (await appeared(root)) ? checkFormat(root) : 'nothing';
   }
+  formatVersion(text, root);
+  return 'store';
+}
+
+/** The version that the file's text says. @throws STORE_VERSION, STORE_FOREIGN */
+export function formatVersion(text: string, store: string): number {
   let version: unknown;
   try {
     const parsed = JSON.parse(text) as { format?: unknown; version?: unknown } | null;
@@ -30,10 +38,10 @@ export async function checkFormat(root: string): Promise<'store' | 'nothing'> {
     // Not JSON: no version.
   }
   if (typeof version !== 'number' || !Number.isInteger(version) || version < 1) {
-    throw fail('STORE_FOREIGN', { store: root, why: `its ${FORMAT_FILE} is damaged` });
+    throw fail('STORE_FOREIGN', { store, why: `its ${FORMAT_FILE} is damaged` });
   }
-  if (version > FORMAT_VERSION) throw fail('STORE_VERSION', { store: root, version, known: FORMAT_VERSION });
-  return 'store';
+  if (version > FORMAT_VERSION) throw fail('STORE_VERSION', { store, version, known: FORMAT_VERSION });
+  return version;
 }
 
 /**
@@ -58,11 +66,7 @@ async function appeared(root: string): Promise<boolean> {
 export async function writeFormat(root: string): Promise<void> {
   const temporary = join(root, `${TEMPORARY}${process.pid}-${randomBytes(6).toString('hex')}`);
   try {
-    await writeNewFile(
-      temporary,
-      Buffer.from(`${JSON.stringify({ format: 'dsec-store', version: FORMAT_VERSION })}\n`),
-      true,
-    );
+    await writeNewFile(temporary, Buffer.from(FORMAT_TEXT), true);
     await rename(temporary, join(root, FORMAT_FILE));
   } finally {
     await rm(temporary, { force: true });

@@ -51,7 +51,7 @@ export const definition: CommandDefinition = {
         'data: one blob for each EROFS layer; metadata: one EROFS layer over one blob for each layer',
         'data',
       )
-      .option('--inline-limit <size>', 'ends of files up to this size go into the metadata; 0 for DAX')
+      .option('--inline-limit <size>', 'ends of files up to this size go into the metadata; 0 for DAX, at most 4000 (default: 3KiB)')
       .option('--compress <codec>', `compress file data: ${CODEC_NAMES.join(', ')}`)
       .option('--platform <os/arch>', 'of a multi-platform image (default: that of this machine)')
       .option('--batch <file>', 'convert every `SOURCE NAME` line of this file; - is stdin')

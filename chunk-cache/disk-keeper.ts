@@ -1,0 +1,235 @@
+/**
+ * The one who changes the disk level: chunks that came in are written here, and chunks are given up here, one batch after the other,
+ * so that no two changes of a blob's files ever overlap. Nobody waits for it: readers are answered from memory meanwhile.
+ *
+ * A batch: room is made, the data files are written, each is synced once, then the maps claim what is there. Where there is no
+ * room (capacity, free space, or the disk says ENOSPC), the batch is let go: its chunks live in memory only and reads go on. After a
+ * pause it is tried again, so that caching comes back by itself when space does.
+ */
+import { systemCode } from '#base';
+import type { DiskBlob } from './disk-blob.ts';
+import type { DiskLevel } from './disk-level.ts';
+import type { EvictionPolicy } from './eviction.ts';
+import type { Counters } from './stats.ts';
+
+/** Whole chunks of one blob, one after the other, verified. */
+export interface Fill {
+  readonly blob: DiskBlob;
+  readonly first: number;
+  readonly bytes: Buffer;
+  readonly chunks: readonly number[];
+  /** Called once. `stored`: they are on disk now. */
+  done(stored: boolean): void;
+}
+
+export interface Room {
+  /** Bytes of chunks on disk, at most. Infinity: only free space counts. */
+  readonly capacityBytes: number;
+  /** What stays free on the file system. */
+  readonly minFreeBytes: number;
+}
+
+const BATCH_BYTES = 16 * 1024 * 1024;
+/** Eviction syncs a map for each blob it takes from, so it takes more than it must: this part of the capacity, at most. */
+const EXTRA_PART = 1 / 32;
+const EXTRA_BYTES = 64 * 1024 * 1024;
+
+export class DiskKeeper {
+  readonly #disk: DiskLevel;
+  readonly #policy: EvictionPolicy<DiskBlob>;
+  readonly #room: Room;
+  readonly #retryMs: number;
+  readonly #counters: Counters;
+  readonly #queue: Fill[] = [];
+  readonly #tasks: (() => Promise<void> | void)[] = [];
+  #running: Promise<void> | undefined;
+  #pausedUntilMs = 0;
+  #problem: string | undefined;
+
+  constructor(
+    disk: DiskLevel,
+    policy: EvictionPolicy<DiskBlob>,
+    room: Room,
+    options: { readonly retryMs: number; readonly counters: Counters },
+  ) {
+    this.#disk = disk;
+    this.#policy = policy;
+    this.#room = room;
+    this.#retryMs = options.retryMs;
+    this.#counters = options.counters;
+  }
+
+  /** Why nothing is written at the moment; undefined when all is well. */
+  get problem(): string | undefined {
+    return this.#problem;
+  }
+
+  store(fill: Fill): void {
+    this.#queue.push(fill);
+    this.#start();
+  }
+
+  /** Runs `work` alone, between batches. */
+  async alone<T>(work: () => Promise<T> | T): Promise<T> {
+    return new Promise<T>((resolve, reject) => {
+      this.#tasks.push(async () => {
+        try {
+          resolve(await work());
+        } catch (error) {
+          reject(error);
+        }
+      });
+      this.#start();
+    });
+  }
+
+  /** Evicts what the watermarks demand, though nothing is to be written. */
+  async tidy(): Promise<void> {
+    await this.alone(async () => {
+      await this.#makeRoom(0);
+    });
+  }
+
+  /** Resolves when all that was given before has been written or let go. */
+  async flush(): Promise<void> {
+    while (this.#running !== undefined) await this.#running;
+  }
+
+  /** Takes the blob's chunks out; the files too. Only inside `alone`. */
+  removeBlob(blob: DiskBlob): void {
+    this.#policy.forget(blob);
+    this.#disk.remove(blob);
+  }
+
+  #start(): void {
+    this.#running ??= this.#run().finally(() => {
+      this.#running = undefined;
+      if (this.#queue.length > 0 || this.#tasks.length > 0) this.#start();
+    });
+  }
+
+  async #run(): Promise<void> {
+    // What comes in during this turn of the event loop belongs to the first batch.
+    await Promise.resolve();
+    while (this.#queue.length > 0 || this.#tasks.length > 0) {
+      for (const task of this.#tasks.splice(0)) await task();
+      const batch = this.#takeBatch();
+      if (batch.length > 0) await this.#storeBatch(batch);
+    }
+  }
+
+  #takeBatch(): Fill[] {
+    let bytes = 0;
+    let count = 0;
+    while (count < this.#queue.length && (count === 0 || bytes + this.#queue[count]!.bytes.length <= BATCH_BYTES)) {
+      bytes += this.#queue[count++]!.bytes.length;
+    }
+    return this.#queue.splice(0, count);
+  }
+
+  async #storeBatch(batch: readonly Fill[]): Promise<void> {
+    const bytes = batch.reduce((sum, fill) => sum + fill.bytes.length, 0);
+    let fits = false;
+    try {
+      fits = performance.now() >= this.#pausedUntilMs && (await this.#makeRoom(bytes));
+    } catch (error) {
+      this.#pause(error);
+    }
+    if (!fits) {
+      this.#counters.bypassedBytes += bytes;
+      for (const fill of batch) fill.done(false);
+      return;
+    }
+    const byBlob = new Map<DiskBlob, Fill[]>();
+    for (const fill of batch) byBlob.set(fill.blob, [...(byBlob.get(fill.blob) ?? []), fill]);
+    await Promise.all([...byBlob].map(([blob, fills]) => this.#storeIn(blob, fills)));
+  }
+
+  async #storeIn(blob: DiskBlob, fills: readonly Fill[]): Promise<void> {
+    const chunks = fills.flatMap((fill) => fill.chunks);
+    try {
+      await blob.withdraw();
+      let file: number | undefined;
+      for (const fill of fills) {
+        const into = await blob.write(fill.first, fill.bytes);
+        if (file !== undefined && into !== file) throw new Error(`${blob.dataPath} was replaced while it was written`);
+        file = into;
+      }
+      await blob.commit(chunks);
+    } catch (error) {
+      this.#giveBack(blob, chunks);
+      this.#pause(error);
+      for (const fill of fills) {
+        this.#counters.bypassedBytes += fill.bytes.length;
+        fill.done(false);
+      }
+      return;
+    }
+    this.#problem = undefined;
+    for (const index of chunks) this.#policy.add(blob, index);
+    for (const fill of fills) {
+      this.#counters.storedBytes += fill.bytes.length;
+      fill.done(true);
+    }
+  }
+
+  /** Half of a batch may be on the disk, which is full. */
+  #giveBack(blob: DiskBlob, chunks: readonly number[]): void {
+    try {
+      if (blob.exists && !blob.pinned) blob.punch(chunks);
+    } catch {
+      // The disk that just failed fails again; opening the cache gives it back.
+    }
+  }
+
+  #pause(error: unknown): void {
+    this.#problem = systemCode(error) ?? String(error);
+    this.#counters.diskErrors++;
+    this.#pausedUntilMs = performance.now() + this.#retryMs;
+  }
+
+  /** Whether `bytes` more may be written. Evicts when they may not. */
+  async #makeRoom(bytes: number): Promise<boolean> {
+    const { capacityBytes } = this.#room;
+    if (bytes > capacityBytes) return false;
+    const missing = this.#missing(bytes);
+    if (missing > 0) {
+      const extra = Math.min(EXTRA_BYTES, Number.isFinite(capacityBytes) ? capacityBytes * EXTRA_PART : EXTRA_BYTES);
+      await this.#evict(missing + extra);
+    }
+    if (this.#missing(bytes) <= 0) return true;
+    this.#problem = this.#disk.total.bytes + bytes > capacityBytes ? 'capacity' : 'free space';
+    return false;
+  }
+
+  #missing(bytes: number): number {
+    return Math.max(
+      this.#disk.total.bytes + bytes - this.#room.capacityBytes,
+      this.#room.minFreeBytes + bytes - this.#disk.freeBytes(),
+    );
+  }
+
+  async #evict(bytes: number): Promise<void> {
+    const leaving = new Map<DiskBlob, number[]>();
+    for (let got = 0; got < bytes; ) {
+      const victim = this.#policy.victim();
+      if (victim === undefined) break;
+      got += victim.blob.lengthOf(victim.index);
+      const indexes = leaving.get(victim.blob);
+      if (indexes === undefined) leaving.set(victim.blob, [victim.index]);
+      else indexes.push(victim.index);
+    }
+    for (const [blob, indexes] of leaving) {
+      this.#counters.evictedChunks += indexes.length;
+      try {
+        await blob.release(indexes);
+      } catch {
+        // The map cannot be written (a full copy-on-write disk): removing it takes the claims back just as well. If it was
+        // the hole that failed, the space comes back with the file.
+        this.removeBlob(blob);
+        continue;
+      }
+      if (blob.storedBytes === 0 && !blob.inUse && !blob.pinned) this.removeBlob(blob);
+    }
+  }
+}

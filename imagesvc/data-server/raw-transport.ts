@@ -1,0 +1,209 @@
+/**
+ * FUSE spoken directly on /dev/fuse: worker threads take requests and answer what is there at once; the main thread
+ * fetches the rest and writes those answers itself, which any thread may do.
+ *
+ * `connectFuse` is the supervisor's half: it opens the device, mounts, and agrees with the kernel. `serveRaw` is the server's.
+ * The device is shared by all threads and by one server after another; the kernel gives each request to one reader.
+ */
+import { closeSync, openSync, readFileSync, readSync, statSync, writeFileSync, writeSync, writevSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
+import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
+import { messageOf, spawnWorker, systemCode } from '#base';
+import { MS, mount, splitDevice } from '#linux';
+import { fail } from '../errors.ts';
+import {
+  type Agreement,
+  decodeHeader,
+  decodeInit,
+  ERRNO,
+  emptyHeader,
+  encodeInitReply,
+  encodeReplyHeader,
+  encodeResend,
+  OPCODE,
+  REPLY_HEADER_BYTES,
+  REQUEST_BUFFER_BYTES,
+} from './fuse-protocol.ts';
+import { COUNTER, COUNTERS, type RawWorkerData, type ReadMessage } from './raw-messages.ts';
+import type { BlobReader, ServedBlob } from './served-blob.ts';
+import type { Transport, TransportOptions, TransportStats } from './transport.ts';
+
+/** What is read ahead of a sequential reader, by FUSE itself and by EROFS above it. */
+export const READ_AHEAD_KIB = 1024;
+
+export interface FuseConnection {
+  /** Of /dev/fuse. The mount lives until the last copy of it is closed. */
+  readonly fd: number;
+  readonly agreed: Agreement;
+  /** Number of the connection in /sys/fs/fuse/connections. */
+  readonly connection: number;
+}
+
+/**
+ * Mounts at `mountPoint` and answers the kernel's first request. Nothing is served yet.
+ * @throws DATA_FUSE_UNAVAILABLE
+ */
+export function connectFuse(mountPoint: string, source: string): FuseConnection {
+  let fd: number;
+  try {
+    fd = openSync('/dev/fuse', 'r+');
+  } catch (error) {
+    throw fail('DATA_FUSE_UNAVAILABLE', { reason: messageOf(error) }, error);
+  }
+  try {
+    const options = `fd=${fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions`;
+    mount(source, mountPoint, 'fuse', MS.RDONLY | MS.NOSUID | MS.NODEV | MS.NOEXEC, options);
+  } catch (error) {
+    closeSync(fd);
+    throw fail('DATA_FUSE_UNAVAILABLE', { reason: messageOf(error) }, error);
+  }
+  const agreed = agree(fd);
+  const { major, minor } = splitDevice(statDevice(mountPoint));
+  setReadAhead(`${major}:${minor}`);
+  return { fd, agreed, connection: minor };
+}
+
+function agree(fd: number): Agreement {
+  const request = Buffer.alloc(REQUEST_BUFFER_BYTES);
+  const lengthBytes = readSync(fd, request, 0, request.length, null);
+  const header = emptyHeader();
+  decodeHeader(request, header);
+  const reply = Buffer.alloc(256);
+  if (header.opcode !== OPCODE.INIT) {
+    throw fail('DATA_FUSE_UNAVAILABLE', { reason: `the kernel began with operation ${header.opcode}` });
+  }
+  const { bodyBytes, agreed } = encodeInitReply(reply, decodeInit(request, lengthBytes));
+  encodeReplyHeader(reply, bodyBytes, 0, header.uniqueLow, header.uniqueHigh);
+  writeSync(fd, reply, 0, REPLY_HEADER_BYTES + bodyBytes);
+  return agreed;
+}
+
+/** Without asking the file system: nobody serves it yet. */
+function statDevice(mountPoint: string): number {
+  const row = readFileSync('/proc/self/mountinfo', 'latin1')
+    .split('\n')
+    .map((line) => line.split(' '))
+    .findLast((fields) => fields[4] === Buffer.from(mountPoint, 'utf8').toString('latin1'));
+  const [major, minor] = (row?.[2] ?? '0:0').split(':').map(Number);
+  return deviceNumber(major!, minor!);
+}
+
+function deviceNumber(major: number, minor: number): number {
+  return (minor & 0xff) | (major << 8) | ((minor & ~0xff) << 12);
+}
+
+/** Best effort: a container may show /sys read-only, and then reads are smaller. */
+export function setReadAhead(device: string): void {
+  try {
+    writeFileSync(`/sys/class/bdi/${device}/read_ahead_kb`, String(READ_AHEAD_KIB));
+  } catch {
+    // See above.
+  }
+}
+
+/** Sets the read-ahead of whatever is mounted at `mountPoint`. */
+export function setReadAheadAt(mountPoint: string): void {
+  const { major, minor } = splitDevice(statSync(mountPoint).dev);
+  setReadAhead(`${major}:${minor}`);
+}
+
+/** Has the kernel send again what a server that is gone had taken: after its end is known, before the next one reads. */
+export function resend(fd: number): void {
+  writeSync(fd, encodeResend());
+}
+
+export interface RawOptions extends TransportOptions {
+  readonly fd: number;
+  /** As many as there are processors by default, 2 to 4: more only get in each other's way. */
+  readonly threads?: number;
+}
+
+export function serveRaw(options: RawOptions): Transport {
+  return new RawTransport(options);
+}
+
+class RawTransport implements Transport {
+  readonly kind = 'raw';
+  readonly ended: Promise<void>;
+  readonly #fd: number;
+  readonly #reader: BlobReader;
+  readonly #blobs = new Map<number, ServedBlob>();
+  readonly #ports: MessagePort[] = [];
+  readonly #counters = new SharedArrayBuffer(COUNTERS * 8);
+  readonly #count = new BigInt64Array(this.#counters);
+
+  constructor({ fd, blobs, reader, threads }: RawOptions) {
+    this.#fd = fd;
+    this.#reader = reader;
+    for (const blob of blobs) this.#blobs.set(blob.node, blob);
+    const workers: Worker[] = [];
+    const many = threads ?? Math.min(4, Math.max(2, availableParallelism()));
+    for (let i = 0; i < many; i++) workers.push(this.#startWorker(blobs));
+    this.ended = Promise.all(workers.map(endOf)).then(() => {
+      for (const port of this.#ports) port.close();
+    });
+    // Whoever does not wait for the end must not fall over it.
+    this.ended.catch(() => {});
+  }
+
+  #startWorker(blobs: readonly ServedBlob[]): Worker {
+    const { port1, port2 } = new MessageChannel();
+    this.#ports.push(port1);
+    port1.unref();
+    const data: RawWorkerData = { fd: this.#fd, blobs, counters: this.#counters };
+    const worker = spawnWorker('raw-worker', new URL('./raw-worker.ts', import.meta.url), {
+      workerData: { ...data, port: port2 },
+      transferList: [port2],
+    });
+    worker.on('message', (message: ReadMessage) => void this.#fetch(message));
+    return worker;
+  }
+
+  add(blob: ServedBlob): void {
+    if (this.#blobs.has(blob.node)) return;
+    this.#blobs.set(blob.node, blob);
+    for (const port of this.#ports) port.postMessage(blob);
+  }
+
+  stats(): TransportStats {
+    const of = (index: number) => Number(Atomics.load(this.#count, index));
+    return {
+      reads: of(COUNTER.reads),
+      hits: of(COUNTER.hits),
+      failures: of(COUNTER.failures),
+      readBytes: of(COUNTER.readBytes),
+      resent: of(COUNTER.resent),
+      largestReadBytes: of(COUNTER.largestReadBytes),
+    };
+  }
+
+  async #fetch([uniqueLow, uniqueHigh, node, offset, length]: ReadMessage): Promise<void> {
+    Atomics.add(this.#count, COUNTER.reads, 1n);
+    let bytes: Buffer | undefined;
+    try {
+      bytes = await this.#reader.read(this.#blobs.get(node)!, offset, length);
+      // Fewer would be shown as zeros behind them.
+      if (bytes.length !== length) bytes = undefined;
+    } catch {
+      // The reader has told whoever watches it; the kernel only takes a number.
+    }
+    const header = Buffer.allocUnsafe(REPLY_HEADER_BYTES);
+    if (bytes === undefined) Atomics.add(this.#count, COUNTER.failures, 1n);
+    else Atomics.add(this.#count, COUNTER.readBytes, BigInt(length));
+    encodeReplyHeader(header, bytes?.length ?? 0, bytes === undefined ? ERRNO.EIO : 0, uniqueLow, uniqueHigh);
+    try {
+      if (bytes === undefined) writeSync(this.#fd, header);
+      else writevSync(this.#fd, [header, bytes]);
+    } catch (error) {
+      if (!['ENOENT', 'ENODEV'].includes(systemCode(error) ?? '')) throw error;
+    }
+  }
+}
+
+/** A thread ends by itself when the mount does; any other end is the server's. */
+function endOf(worker: Worker): Promise<void> {
+  return new Promise((ended, failed) => {
+    worker.once('error', failed);
+    worker.once('exit', (code) => (code === 0 ? ended() : failed(new Error(`a serving thread ended with ${code}`))));
+  });
+}

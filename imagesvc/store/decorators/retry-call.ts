@@ -1,0 +1,133 @@
+/**
+ * Tries again what may succeed later (`DsecError.retryable`): exponential back-off with full jitter, a time limit for each try, the
+ * server's Retry-After, and an end to it all. Tries, time and the share of retries are bounded: a server in trouble gets
+ * fewer requests, not more, and nobody waits for ever.
+ */
+import { type DsecError, isDsecError } from '#base';
+import { fail } from '../../errors.ts';
+
+export interface RetryOptions {
+  /** Tries in all; 6. */
+  readonly attempts?: number;
+  /** No try begins after this; 60 s. */
+  readonly budgetMs?: number;
+  /** One try; 30 s. Undefined: none. */
+  readonly tryTimeoutMs?: number;
+  readonly baseDelayMs?: number;
+  readonly maxDelayMs?: number;
+  /** Shared by the calls to one server. */
+  readonly allowance?: RetryAllowance;
+  readonly clock?: RetryClock;
+  readonly onRetry?: (error: DsecError, attempt: number, delayMs: number) => void;
+}
+
+export interface RetryClock {
+  now(): number;
+  random(): number;
+  /** Rejects with the signal's reason. */
+  sleep(ms: number, signal?: AbortSignal): Promise<void>;
+}
+
+export const systemClock: RetryClock = {
+  now: () => performance.now(),
+  random: Math.random,
+  sleep: (ms, signal) =>
+    new Promise((resolve, reject) => {
+      if (signal?.aborted) return reject(signal.reason);
+      const onAbort = () => {
+        clearTimeout(timer);
+        reject(signal!.reason);
+      };
+      const timer = setTimeout(() => {
+        signal?.removeEventListener('abort', onAbort);
+        resolve();
+      }, ms);
+      signal?.addEventListener('abort', onAbort, { once: true });
+    }),
+};
+
+/**
+ * How many retries a server gets for its successes: each retry takes one from the purse, each success puts a part back. When most
+ * calls fail, the purse is empty and the failures are told at once.
+ */
+export class RetryAllowance {
+  readonly #most: number;
+  readonly #perSuccess: number;
+  #left: number;
+
+  constructor(most = 100, perSuccess = 0.5) {
+    this.#most = most;
+    this.#perSuccess = perSuccess;
+    this.#left = most;
+  }
+
+  take(): boolean {
+    if (this.#left < 1) return false;
+    this.#left--;
+    return true;
+  }
+
+  succeeded(): void {
+    this.#left = Math.min(this.#most, this.#left + this.#perSuccess);
+  }
+}
+
+/** @throws the last try's error, or the reason of `signal` */
+export async function retryCall<T>(
+  work: (signal: AbortSignal | undefined) => Promise<T>,
+  what: () => string,
+  options: RetryOptions = {},
+  signal?: AbortSignal,
+): Promise<T> {
+  const { attempts = 6, budgetMs = 60_000, tryTimeoutMs = 30_000, baseDelayMs = 50, maxDelayMs = 5_000 } = options;
+  const { allowance, clock = systemClock, onRetry } = options;
+  const endMs = clock.now() + budgetMs;
+  for (let attempt = 1; ; attempt++) {
+    signal?.throwIfAborted();
+    try {
+      const result = await oneTry(work, what, Math.min(tryTimeoutMs, Math.max(1, endMs - clock.now())), signal);
+      allowance?.succeeded();
+      return result;
+    } catch (error) {
+      signal?.throwIfAborted();
+      if (!isDsecError(error) || !error.retryable || attempt >= attempts) throw error;
+      const backOff = clock.random() * Math.min(maxDelayMs, baseDelayMs * 2 ** attempt);
+      const asked = error.params.retryAfterMs;
+      const delayMs = Math.max(backOff, typeof asked === 'number' ? asked : 0);
+      if (clock.now() + delayMs >= endMs || allowance?.take() === false) throw error;
+      onRetry?.(error, attempt, delayMs);
+      await clock.sleep(delayMs, signal);
+    }
+  }
+}
+
+/** Ends after `timeoutMs` even when `work` does not listen to its signal. */
+async function oneTry<T>(
+  work: (signal: AbortSignal | undefined) => Promise<T>,
+  what: () => string,
+  timeoutMs: number,
+  signal: AbortSignal | undefined,
+): Promise<T> {
+  const ending = new AbortController();
+  const onAbort = () => ending.abort(signal!.reason);
+  signal?.addEventListener('abort', onAbort, { once: true });
+  const timer = setTimeout(() => {
+    ending.abort(fail('STORE_TIMEOUT', { what: what(), timeoutMs: Math.round(timeoutMs) }));
+  }, timeoutMs);
+  try {
+    return await untilAborted(work(ending.signal), ending.signal);
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener('abort', onAbort);
+  }
+}
+
+/** As `promise`, but ends with the signal. */
+export function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const onAbort = () => reject(signal.reason);
+    if (signal.aborted) onAbort();
+    signal.addEventListener('abort', onAbort, { once: true });
+    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', onAbort));
+  });
+}

@@ -1,0 +1,16 @@
+/** A range source that tries again: see retry-call.ts. Goes around hedging and limits, so that each try has its own. */
+import type { RangeSource } from '#chunk-cache';
+import { RetryAllowance, type RetryOptions, retryCall } from './retry-call.ts';
+
+export function withRetry(source: RangeSource, options: RetryOptions = {}): RangeSource {
+  const allowance = options.allowance ?? new RetryAllowance();
+  return {
+    readRange: (blob, offset, lengthBytes, { signal, priority }) =>
+      retryCall(
+        (tried) => source.readRange(blob, offset, lengthBytes, { signal: tried, priority }),
+        () => `read of ${blob}, bytes ${offset} to ${offset + lengthBytes - 1}`,
+        { ...options, allowance },
+        signal,
+      ),
+  };
+}
