@@ -15,7 +15,7 @@ import { readFileSync, renameSync, writeFileSync, writeSync } from 'node:fs';
 import { crc32 } from 'node:zlib';
 import { type Digest, digestFromHex, failPoint, hexOf, systemCode } from '#base';
 import { CHUNK_BYTES, chunkCount } from './chunk.ts';
-import { COLD, type ChunkStates } from './chunk-states.ts';
+import { type ChunkStates, COLD } from './chunk-states.ts';
 
 const MAGIC = 'DSECMAP1';
 export const MAP_HEADER_BYTES = 4096;
@@ -107,10 +107,16 @@ export function updateMap(fd: number, states: ChunkStates, saved: Buffer): void 
     const bytes = Buffer.allocUnsafe(end - first);
     for (let i = first; i < end; i++) bytes[i - first] = byteOf(states, i);
     let done = 0;
-    while (done < bytes.length) done += writeSync(fd, bytes, done, bytes.length - done, MAP_HEADER_BYTES + first + done);
+    while (done < bytes.length)
+      done += writeSync(fd, bytes, done, bytes.length - done, MAP_HEADER_BYTES + first + done);
     bytes.copy(saved, first);
     failPoint('cache-map-page-written');
   }
+}
+
+/** Whether `updateMap` would have nothing to write. */
+export function mapIsCurrent(states: ChunkStates, saved: Buffer): boolean {
+  return firstChange(states, saved, 0, saved.length) === saved.length;
 }
 
 function firstChange(states: ChunkStates, saved: Buffer, start: number, end: number): number {

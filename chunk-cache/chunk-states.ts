@@ -117,12 +117,14 @@ export class ChunkStates {
   /**
    * A reader has read of the chunk. Uses within one tick count once: a kernel that reads a file front to back asks for the
    * pieces of a chunk one after another, and that is one use, not many.
+   * Returns whether it counted.
    */
-  noteUse(index: number, tick: number): void {
+  noteUse(index: number, tick: number): boolean {
     this.touched[index] = 1;
     const before = this.uses[index]!;
-    if (before >> 2 === tick % TICKS) return;
+    if (before >> 2 === tick % TICKS) return false;
     this.uses[index] = ((tick % TICKS) << 2) | Math.min(USES_MASK, (before & USES_MASK) + 1);
+    return true;
   }
 
   /** The chunk has just come in: unused so far, and what its first reader reads in this tick is what it came for. */

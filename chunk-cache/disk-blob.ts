@@ -5,14 +5,13 @@
  * The descriptor of the data file is opened when it is needed and given up when too many are open (see disk-level.ts).
  */
 import {
-  close,
   closeSync,
   fdatasync as fdatasyncCallback,
   fstatSync,
   ftruncateSync,
   openSync,
-  readSync,
   read as readCallback,
+  readSync,
   rmSync,
   write as writeCallback,
 } from 'node:fs';
@@ -20,8 +19,17 @@ import { promisify } from 'node:util';
 import { failPoint, systemCode } from '#base';
 import { punchHole } from '#linux';
 import { CHUNK_BYTES, chunkCount, chunkLength } from './chunk.ts';
-import { createMap, type FoundMap, fetchedOf, isPresent, type MapSubject, TOUCHED, updateMap } from './chunk-map.ts';
-import { COLD, ChunkStates, STORED, VERIFIED } from './chunk-states.ts';
+import {
+  createMap,
+  type FoundMap,
+  fetchedOf,
+  isPresent,
+  type MapSubject,
+  mapIsCurrent,
+  TOUCHED,
+  updateMap,
+} from './chunk-map.ts';
+import { ChunkStates, COLD, STORED, VERIFIED } from './chunk-states.ts';
 
 const readAt = promisify(readCallback);
 const writeAt = promisify(writeCallback);
@@ -53,20 +61,19 @@ export class DiskBlob {
   /** Somebody has the blob open: its files stay even when nothing is left in them. */
   inUse = false;
   pinned = false;
+  /** No longer one of the cache's: nothing is written for it any more. */
+  isGone = false;
   /** States have changed that the map file does not show yet, to less than it claims. */
   overclaims = false;
   /** What is in the map file, a byte a chunk; undefined as long as there is no file. */
   #saved: Buffer | undefined;
   #fd: number | undefined;
   #busy = 0;
+  #closing = false;
   #inodeKnown = false;
   readonly #place: Place;
 
-  constructor(
-    subject: MapSubject,
-    place: Place,
-    found?: FoundMap,
-  ) {
+  constructor(subject: MapSubject, place: Place, found?: FoundMap) {
     this.subject = subject;
     this.key = place.key;
     this.dataPath = place.dataPath;
@@ -128,7 +135,7 @@ export class DiskBlob {
     } catch {
       return false;
     } finally {
-      this.#busy--;
+      this.#idle();
     }
     return this.states.word(index) === word;
   }
@@ -170,19 +177,13 @@ export class DiskBlob {
       const file = this.states.fileGeneration;
       failPoint('cache-fill-before-data');
       for (let done = 0; done < bytes.length; ) {
-        const { bytesWritten } = await writeAt(
-          fd,
-          bytes,
-          done,
-          bytes.length - done,
-          firstChunk * CHUNK_BYTES + done,
-        );
+        const { bytesWritten } = await writeAt(fd, bytes, done, bytes.length - done, firstChunk * CHUNK_BYTES + done);
         done += bytesWritten;
       }
       failPoint('cache-fill-data-written');
       return file;
     } finally {
-      this.#busy--;
+      this.#idle();
     }
   }
 
@@ -192,7 +193,7 @@ export class DiskBlob {
     try {
       await fdatasync(this.#open());
     } finally {
-      this.#busy--;
+      this.#idle();
     }
     failPoint('cache-fill-data-synced');
     for (const index of chunks) this.#set(index, VERIFIED);
@@ -236,9 +237,9 @@ export class DiskBlob {
     }
   }
 
-  /** Writes the map with what statistics know, safely. */
-  async saveMap(): Promise<void> {
-    if (this.exists) await this.#saveMapSafely();
+  /** Writes down what statistics know; nothing depends on it. */
+  saveMap(): void {
+    if (this.#saved !== undefined && !mapIsCurrent(this.states, this.#saved)) this.#saveMap();
   }
 
   /** Removes both files, the map first. Readers of other threads notice by the states. */
@@ -257,10 +258,18 @@ export class DiskBlob {
     this.states.newFile();
   }
 
+  /** Once nobody reads or writes through it: a descriptor's number is soon another file's. */
   closeFile(): void {
+    this.#closing = this.#busy > 0;
+    if (this.#closing) return;
     const fd = this.#fd;
     this.#fd = undefined;
-    if (fd !== undefined) close(fd, () => {});
+    if (fd !== undefined) closeSync(fd);
+  }
+
+  #idle(): void {
+    this.#busy--;
+    if (this.#busy === 0 && this.#closing) this.closeFile();
   }
 
   #open(create = false): number {

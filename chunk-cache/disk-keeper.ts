@@ -95,10 +95,11 @@ export class DiskKeeper {
     while (this.#running !== undefined) await this.#running;
   }
 
-  /** Takes the blob's chunks out; the files too. Only inside `alone`. */
+  /** Removes the blob's files; one that nobody has open is forgotten as well. Only inside `alone`. */
   removeBlob(blob: DiskBlob): void {
     this.#policy.forget(blob);
-    this.#disk.remove(blob);
+    if (blob.inUse) blob.remove();
+    else this.#disk.remove(blob);
   }
 
   #start(): void {
@@ -147,6 +148,10 @@ export class DiskKeeper {
 
   async #storeIn(blob: DiskBlob, fills: readonly Fill[]): Promise<void> {
     const chunks = fills.flatMap((fill) => fill.chunks);
+    if (blob.isGone) {
+      for (const fill of fills) fill.done(false);
+      return;
+    }
     try {
       await blob.withdraw();
       let file: number | undefined;

@@ -127,6 +127,7 @@ export class DiskLevel {
     this.#open.delete(blob);
     blob.closeFile();
     if (this.#blobs.get(blob.key) !== blob) return;
+    blob.isGone = true;
     this.#blobs.delete(blob.key);
     this.#slots[blob.slot] = undefined;
     this.#freeSlots.push(blob.slot);

@@ -12,7 +12,7 @@ export const chunkCacheErrors = {
   CACHE_CHUNK_MISMATCH: {
     message:
       'blob {blob}: chunk {chunk} (bytes {start} to {end}) came {tries} times with other bytes than its digest says: sha256 {actual}, expected {expected}',
-    hint: "the store holds or sends a damaged blob: run `dsec verify` on the image and push it again if it fails",
+    hint: 'the store holds or sends a damaged blob: run `dsec verify` on the image and push it again if it fails',
     exit: 6,
     http: 502,
   },

@@ -13,7 +13,7 @@
  * Queues hold numbers (blob's slot and chunk), and which queue a chunk is in is a byte of its blob: a few bytes a chunk. A chunk that
  * vanishes otherwise is not searched for; its entry is stepped over when it comes up.
  */
-import { COLD, type ChunkStates } from './chunk-states.ts';
+import { type ChunkStates, COLD } from './chunk-states.ts';
 
 const NOWHERE = 0;
 const SMALL = 1;

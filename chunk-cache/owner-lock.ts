@@ -10,8 +10,12 @@ import { fail } from './errors.ts';
 export function takeOwnership(folder: string, lockPath: string): FileLock {
   const held = tryLock(lockPath);
   if (held === undefined) throw fail('CACHE_BUSY', { folder, pid: holderOf(lockPath) ?? 'unknown' });
-  ftruncateSync(held.fd, 0);
-  writeSync(held.fd, `${JSON.stringify({ pid: process.pid, startedMs: Date.now() })}\n`, 0);
+  try {
+    ftruncateSync(held.fd, 0);
+    writeSync(held.fd, `${JSON.stringify({ pid: process.pid, startedMs: Date.now() })}\n`, 0);
+  } catch {
+    // A full disk: the lock holds all the same, without a name.
+  }
   return held;
 }
 

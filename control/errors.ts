@@ -8,6 +8,12 @@ export const controlErrors = {
     exit: 2,
     http: 400,
   },
+  CLI_DURATION: {
+    message: '{option} {text}: not a time',
+    hint: 'give a number with a unit: 90s, 15m, 1h, 7d',
+    exit: 2,
+    http: 400,
+  },
   CLI_INPUT_UNREADABLE: {
     message: 'cannot read {path}: {reason}',
     hint: 'check the path and its permissions',

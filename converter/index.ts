@@ -51,3 +51,5 @@ export { describeSource, parseSourceReference, type SourceReference } from './so
 export { type FetchedManifest, RegistryClient } from './source/registry-client.ts';
 export type { RegistryClientOptions } from './source/registry-session.ts';
 export { cutsWhereChainsPart, planGroups } from './tree/collapse-plan.ts';
+/** undici, when it is first needed. */
+export const loadHttpAgents = () => import('./source/undici-agents.ts');

@@ -16,7 +16,13 @@ export {
   resolveImage,
   sizesOf,
 } from './catalog/catalog.ts';
-export { type Collected, type CollectOptions, collectGarbage, DEFAULT_GRACE_MS } from './catalog/collect-garbage.ts';
+export {
+  type Collected,
+  type CollectOptions,
+  collectGarbage,
+  DEFAULT_GRACE_MS,
+  reachable,
+} from './catalog/collect-garbage.ts';
 export { parseConfig, readConfig } from './catalog/config.ts';
 export type { TransferOptions } from './catalog/depot.ts';
 export {
@@ -47,7 +53,26 @@ export {
   convertBatch,
   convertToStore,
 } from './convert/convert-to-store.ts';
+export {
+  type DataReclaimReport,
+  DataServer,
+  type DataServerOptions,
+  type DataServerRow,
+  type DataServerStatus,
+  ensureDataServer,
+  findDataServer,
+  listDataServers,
+  reclaimDataServers,
+  stopDataServers,
+} from './data-server/data-server.ts';
+export { blobFilesFor, type LazyOptions, lazyBlobFiles } from './data-server/lazy-blob-files.ts';
+export { nativeUnavailable, serveNative } from './data-server/native-transport.ts';
+export { connectFuse, serveRaw } from './data-server/raw-transport.ts';
+export type { BlobReader, ServedBlob, ViewHandle } from './data-server/served-blob.ts';
 export { imagesvcErrors } from './errors.ts';
+export { type CollectedNode, type CollectNodeOptions, collectNode } from './gc/collect-node.ts';
+export { mountedBlobs } from './gc/mounted-blobs.ts';
+export type { SweptCaches } from './gc/sweep-caches.ts';
 export { type BlobFiles, storeBlobFiles } from './mount/blob-files.ts';
 export { openProven, type ProvenFile, recordProof } from './mount/blob-proof.ts';
 export type { Backing } from './mount/erofs-mount.ts';
@@ -59,7 +84,7 @@ export {
   reclaimMounts,
   unmount,
 } from './mount/image-mount.ts';
-export type { MountRecord } from './mount/mount-record.ts';
+export type { LazyLayer, MountRecord } from './mount/mount-record.ts';
 export type { ReclaimReport } from './mount/mount-table.ts';
 export { type NodeFolders, nodeFolders } from './mount/node-folders.ts';
 export { type ExcludePattern, parseExcludePattern } from './pack-diff/exclude-pattern.ts';
@@ -82,6 +107,16 @@ export { TreeNode } from './reader/tree-node.ts';
 export { ChunkCache, VerifiedBlob } from './reader/verified-blob.ts';
 export { type VerifyOptions, type VerifyProblem, type VerifyReport, verifyImage } from './reader/verify.ts';
 export { verifyStructure } from './reader/verify-structure.ts';
+export type { ImageService, ImageServiceOptions } from './server/app.ts';
+export {
+  type ClientOptions,
+  type ConvertWish,
+  convertRemotely,
+  ImageServiceClient,
+} from './server/client.ts';
+export type { ConvertRequest, JobResult, JobState, JobView, PackDiffRequest } from './server/jobs/job.ts';
+export { type ServeOptions, type Serving, serveImages } from './server/serve.ts';
+export { type Caller, ROLES, type Role, Tokens } from './server/tokens.ts';
 export type { BlobStore, Descriptor, Hold, Ref, Staging } from './store/blob-store.ts';
 export { RetryAllowance, type RetryOptions, retryCall } from './store/decorators/retry-call.ts';
 export {
@@ -105,3 +140,4 @@ export { type ImageName, isImageName, parseImageName } from './store/image-name.
 export { MemoryStore } from './store/memory-store.ts';
 export { defaultStoreUrl, openStore } from './store/open-store.ts';
 export { type RemoteSourceOptions, remoteRangeSource, storeRangeSource } from './store/store-range-source.ts';
+export { type SyncedImages, type SyncOptions, syncImages } from './sync/sync-images.ts';

@@ -30,6 +30,16 @@ export const commandTable: readonly CommandEntry[] = [
     load: () => import('./commands/inspect.ts'),
   },
   { name: 'rm', summary: 'remove image names from the store', load: () => import('./commands/rm.ts') },
+  {
+    name: 'gc',
+    summary: 'delete blobs of the store that no image needs',
+    load: () => import('./commands/gc.ts'),
+  },
+  {
+    name: 'sync',
+    summary: 'copy a set of images to another store, each blob once',
+    load: () => import('./commands/sync.ts'),
+  },
   { name: 'ls', summary: 'list files of an image, without mounting it', load: () => import('./commands/ls.ts') },
   { name: 'cat', summary: 'print files of an image, without mounting it', load: () => import('./commands/cat.ts') },
   { name: 'stat', summary: 'show all attributes of a path in an image', load: () => import('./commands/stat.ts') },
@@ -54,6 +64,11 @@ export const commandTable: readonly CommandEntry[] = [
     name: 'pack-diff',
     summary: 'make an image of what a container changed',
     load: () => import('./commands/pack-diff.ts'),
+  },
+  {
+    name: 'serve',
+    summary: 'run a service of this node: the image service',
+    load: () => import('./commands/serve.ts'),
   },
   {
     name: 'doctor',

@@ -172,7 +172,7 @@ export class HttpClient {
 
   async #agentFor(url: URL, action: string): Promise<Dispatcher> {
     // 50 ms to load: only those who talk to a registry pay.
-    const { Agent, EnvHttpProxyAgent } = await import('undici');
+    const { Agent, EnvHttpProxyAgent } = await import('./undici-agents.ts');
     if (this.#closed) {
       const remedy = 'it was closed while work was under way; start again';
       throw fail('SOURCE_REGISTRY_UNREACHABLE', {

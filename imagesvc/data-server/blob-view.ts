@@ -1,5 +1,6 @@
 /** Opens what a `ViewHandle` names, in whatever thread: bytes that are there already, at once. */
 import { closeSync, openSync, readSync } from 'node:fs';
+import { ChunkView, type ChunkViewHandle } from '#chunk-cache';
 import type { ViewHandle } from './served-blob.ts';
 
 export interface BlobView {
@@ -13,7 +14,15 @@ const NOTHING: BlobView = { readInto: () => false, close() {} };
 /** Never throws: what cannot be opened has nothing at once, and the reader finds out why. */
 export function openView(handle: ViewHandle): BlobView {
   if (handle.kind === 'file') return openFile(handle.path);
-  return NOTHING;
+  return handle.kind === 'chunks' ? openChunks(handle.chunks) : NOTHING;
+}
+
+function openChunks(handle: ChunkViewHandle): BlobView {
+  const view = new ChunkView(handle);
+  return {
+    readInto: (target, at, offset, length) => view.readNowInto(target, at, offset, length) === length,
+    close: () => view.close(),
+  };
 }
 
 function openFile(path: string): BlobView {

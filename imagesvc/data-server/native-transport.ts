@@ -35,7 +35,14 @@ interface Operations {
   getattr(path: string, done: Answer<NativeStat>): void;
   open(path: string, flags: number, done: Answer<number>): void;
   release(path: string, handle: number, done: Answer<undefined>): void;
-  read(path: string, handle: number, into: Buffer, length: number, offset: number, done: (result: number) => void): void;
+  read(
+    path: string,
+    handle: number,
+    into: Buffer,
+    length: number,
+    offset: number,
+    done: (result: number) => void,
+  ): void;
 }
 
 interface NativeFuse {
@@ -198,17 +205,18 @@ class NativeServed {
       this.#readBytes += length;
       return done(length);
     }
-    this.#reader.read(blob, offset, length).then(
-      (bytes) => {
+    this.#reader
+      .read(blob, offset, length)
+      .then((bytes) => {
         if (bytes.length !== length) throw new Error('short');
         this.#readBytes += length;
         bytes.copy(into);
         done(length);
-      },
-    ).catch(() => {
-      this.#failures++;
-      done(-ERRNO.EIO);
-    });
+      })
+      .catch(() => {
+        this.#failures++;
+        done(-ERRNO.EIO);
+      });
   }
 }
 

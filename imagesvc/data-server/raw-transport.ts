@@ -5,12 +5,13 @@
  * `connectFuse` is the supervisor's half: it opens the device, mounts, and agrees with the kernel. `serveRaw` is the server's.
  * The device is shared by all threads and by one server after another; the kernel gives each request to one reader.
  */
-import { closeSync, openSync, readFileSync, readSync, statSync, writeFileSync, writeSync, writevSync } from 'node:fs';
+import { closeSync, openSync, readSync, writeSync, writevSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
 import { messageOf, spawnWorker, systemCode } from '#base';
-import { MS, mount, splitDevice } from '#linux';
+import { MS, mount, mountsAt } from '#linux';
 import { fail } from '../errors.ts';
+import { READ_AHEAD_KIB, setReadAheadOf } from '../mount/read-ahead.ts';
 import {
   type Agreement,
   decodeHeader,
@@ -27,9 +28,6 @@ import {
 import { COUNTER, COUNTERS, type RawWorkerData, type ReadMessage } from './raw-messages.ts';
 import type { BlobReader, ServedBlob } from './served-blob.ts';
 import type { Transport, TransportOptions, TransportStats } from './transport.ts';
-
-/** What is read ahead of a sequential reader, by FUSE itself and by EROFS above it. */
-export const READ_AHEAD_KIB = 1024;
 
 export interface FuseConnection {
   /** Of /dev/fuse. The mount lives until the last copy of it is closed. */
@@ -58,9 +56,10 @@ export function connectFuse(mountPoint: string, source: string): FuseConnection 
     throw fail('DATA_FUSE_UNAVAILABLE', { reason: messageOf(error) }, error);
   }
   const agreed = agree(fd);
-  const { major, minor } = splitDevice(statDevice(mountPoint));
-  setReadAhead(`${major}:${minor}`);
-  return { fd, agreed, connection: minor };
+  // Not by stat: nobody serves it yet.
+  const device = mountsAt(mountPoint).at(-1)?.device ?? '0:0';
+  setReadAheadOf(device, READ_AHEAD_KIB);
+  return { fd, agreed, connection: Number(device.split(':')[1]) };
 }
 
 function agree(fd: number): Agreement {
@@ -76,35 +75,6 @@ function agree(fd: number): Agreement {
   encodeReplyHeader(reply, bodyBytes, 0, header.uniqueLow, header.uniqueHigh);
   writeSync(fd, reply, 0, REPLY_HEADER_BYTES + bodyBytes);
   return agreed;
-}
-
-/** Without asking the file system: nobody serves it yet. */
-function statDevice(mountPoint: string): number {
-  const row = readFileSync('/proc/self/mountinfo', 'latin1')
-    .split('\n')
-    .map((line) => line.split(' '))
-    .findLast((fields) => fields[4] === Buffer.from(mountPoint, 'utf8').toString('latin1'));
-  const [major, minor] = (row?.[2] ?? '0:0').split(':').map(Number);
-  return deviceNumber(major!, minor!);
-}
-
-function deviceNumber(major: number, minor: number): number {
-  return (minor & 0xff) | (major << 8) | ((minor & ~0xff) << 12);
-}
-
-/** Best effort: a container may show /sys read-only, and then reads are smaller. */
-export function setReadAhead(device: string): void {
-  try {
-    writeFileSync(`/sys/class/bdi/${device}/read_ahead_kb`, String(READ_AHEAD_KIB));
-  } catch {
-    // See above.
-  }
-}
-
-/** Sets the read-ahead of whatever is mounted at `mountPoint`. */
-export function setReadAheadAt(mountPoint: string): void {
-  const { major, minor } = splitDevice(statSync(mountPoint).dev);
-  setReadAhead(`${major}:${minor}`);
 }
 
 /** Has the kernel send again what a server that is gone had taken: after its end is known, before the next one reads. */

@@ -3,13 +3,14 @@
  * bytes: a view that answers at once or not at all (in the thread that reads the request), and a reader that fetches.
  */
 import type { Digest } from '#base';
+import type { ChunkViewHandle } from '#chunk-cache';
 
 /** Where a thread of its own finds bytes that are there already. What it is of is the view's own business. */
 export type ViewHandle =
   /** The whole blob as a file. */
   | { readonly kind: 'file'; readonly path: string }
-  /** Chunks of the cache, as far as they are there: what `CachedBlob.view()` gave out. */
-  | { readonly kind: 'chunks'; readonly chunks: unknown }
+  /** Chunks of the cache, as far as they are on disk and verified. */
+  | { readonly kind: 'chunks'; readonly chunks: ChunkViewHandle }
   /** Nothing is ever there at once. */
   | { readonly kind: 'none' };
 

@@ -26,6 +26,7 @@ import { fail } from '../errors.ts';
 import type { BlobFiles } from './blob-files.ts';
 import { openBlob, openProven, type ProvenFile } from './blob-proof.ts';
 import { checkDeviceTags } from './device-tags.ts';
+import type { LazyLayer } from './mount-record.ts';
 import { refusal } from './refusal.ts';
 
 /** How the kernel reads the layer. `auto`: files, and loop devices where they are refused. */
@@ -38,6 +39,8 @@ export interface PreparedLayer {
   readonly devices: readonly ProvenFile[];
   /** Whether data is read around the page cache of the devices' file system (a FUSE server would be cached twice). */
   readonly directIo: boolean;
+  /** Where a data server answers for the data. */
+  readonly lazy?: LazyLayer;
   /** Closes the files. Safe to call twice; a mount made from them stays. */
   close(): void;
 }
@@ -56,8 +59,9 @@ export async function prepareLayer(layer: ErofsLayer, files: BlobFiles, cacheDir
     opened.push(meta);
     checkDeviceTags(meta.fd, meta.path, layer);
     let directIo = false;
-    for (const { blob } of layer.devices) {
-      const path = await files.fileFor(blob);
+    for (const device of layer.devices) {
+      const { blob } = device;
+      const path = await files.fileFor(blob, device);
       if (files.verifiedOnRead?.(blob)) {
         directIo = true;
         opened.push(openBlob(path, blob.digest));
@@ -65,7 +69,8 @@ export async function prepareLayer(layer: ErofsLayer, files: BlobFiles, cacheDir
         opened.push(await openProven(path, blob.digest, blob.size, cacheDir));
       }
     }
-    return { layer, meta, devices: opened.slice(1), directIo, close };
+    const lazy = await files.lazyLayer?.(layer);
+    return { layer, meta, devices: opened.slice(1), directIo, lazy, close };
   } catch (error) {
     close();
     throw error;
@@ -147,6 +152,18 @@ export function mountErofs(prepared: PreparedLayer, mountPoint: string, backing:
 }
 
 function attachErofs(source: string, devices: readonly string[], mountPoint: string, directIo: boolean): void {
+  if (directIo) {
+    try {
+      return attachWith(source, devices, mountPoint, true);
+    } catch (error) {
+      // Kernels before 6.15 do not know the option: there the pages are cached twice.
+      if (systemCode(error) !== 'EINVAL') throw error;
+    }
+  }
+  attachWith(source, devices, mountPoint, false);
+}
+
+function attachWith(source: string, devices: readonly string[], mountPoint: string, directIo: boolean): void {
   const parameters: MountParameter[] = [
     ['source', source],
     ['ro'],

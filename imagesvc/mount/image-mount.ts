@@ -19,11 +19,12 @@ import { fail } from '../errors.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { type BlobFiles, storeBlobFiles } from './blob-files.ts';
 import { type Backing, mountErofs, type PreparedLayer, prepareLayer } from './erofs-mount.ts';
-import { type MountRecord, mountSource, newMountId, readRecords } from './mount-record.ts';
+import { type LazyLayer, type MountRecord, mountSource, newMountId, readRecords } from './mount-record.ts';
 import { type MountTable, type ReclaimReport, textOf, withMountTable } from './mount-table.ts';
 import { usersOf } from './mount-users.ts';
 import { type NodeFolders, nodeFolders } from './node-folders.ts';
 import { type ComposedMount, composeOverlay, MAX_LOWER_LAYERS } from './overlay-mount.ts';
+import { READ_AHEAD_KIB, setReadAhead } from './read-ahead.ts';
 import { refusal } from './refusal.ts';
 import { adoptRootAttributes, checkUpperUnused, makeUpperFolders, type UpperFolders } from './upper-folder.ts';
 
@@ -121,6 +122,7 @@ function mountPrepared(
     target,
     image: options.image && { name: options.image.name, manifest: options.image.manifestDigest },
     layers: prepared.map(({ layer }) => layer.meta.digest),
+    lazy: lazyLayers(table, prepared),
     upper: upper?.upper,
     work: upper?.work,
     owner: processIdentity()!,
@@ -149,6 +151,20 @@ function mountPrepared(
   return { id: record.id, target, layers: record.layers, upper: record.upper, work: record.work };
 }
 
+/**
+ * A layer that is mounted already is read as whoever mounted it has it read, and only records tell: so each record that
+ * names it says what the others say.
+ */
+function lazyLayers(table: MountTable, prepared: readonly PreparedLayer[]): LazyLayer[] | undefined {
+  const mounted = table.mountedLayers();
+  const known = table.ownRecords.flatMap((record) => record.lazy ?? []);
+  const found = prepared.flatMap(({ layer, lazy }) => {
+    const own = mounted.has(layer.meta.digest) ? known.find((one) => one.layer === layer.meta.digest) : lazy;
+    return own === undefined ? [] : [own];
+  });
+  return found.length === 0 ? undefined : found;
+}
+
 function mountLayers(table: MountTable, prepared: readonly PreparedLayer[], backing: Backing | undefined): void {
   const mounted = table.mountedLayers();
   for (const layer of prepared) {
@@ -157,6 +173,7 @@ function mountLayers(table: MountTable, prepared: readonly PreparedLayer[], back
     const folder = table.makeLayerFolder(digest);
     failPoint('mount-layer-folder');
     mountErofs(layer, folder, backing);
+    if (layer.directIo) setReadAhead(folder, READ_AHEAD_KIB);
     failPoint('mount-layer');
   }
 }

@@ -8,6 +8,18 @@ import { join } from 'node:path';
 import { type Digest, isDigest } from '#base';
 import type { ProcessIdentity } from '#linux';
 
+/** A layer whose data a data server answers for. Every record that names such a layer says so. */
+export interface LazyLayer {
+  /** Of its metadata. */
+  readonly layer: Digest;
+  /** Id of the data server. */
+  readonly server: string;
+  /** Read through the server's mount; else straight from files of its cache. */
+  readonly served: boolean;
+  /** The data blobs: the cache keeps those that are whole. */
+  readonly blobs: readonly Digest[];
+}
+
 export interface MountRecord {
   readonly id: string;
   /** Absolute, symlinks resolved. */
@@ -16,6 +28,7 @@ export interface MountRecord {
   readonly image?: { readonly name: string; readonly manifest: Digest };
   /** Metadata digests of the EROFS layers, bottom first, each once. */
   readonly layers: readonly Digest[];
+  readonly lazy?: readonly LazyLayer[];
   readonly upper?: string;
   readonly work?: string;
   /** Who mounted it. It need not live on. */

@@ -3,12 +3,12 @@ import type { Static, TSchema } from '@sinclair/typebox';
 import type {
   FastifyBaseLogger,
   FastifyInstance,
-  FastifyRequest,
   FastifyTypeProvider,
   RawReplyDefaultExpression,
   RawRequestDefaultExpression,
   RawServerDefault,
 } from 'fastify';
+import type { Digest } from '#base';
 import type { NodeFolders } from '../mount/node-folders.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import type { AllowedPaths } from './allowed-paths.ts';
@@ -49,9 +49,9 @@ export interface Shared {
   readonly paths: AllowedPaths;
   readonly folders: Partial<NodeFolders>;
   readonly metrics: Metrics;
+  /** What garbage collection must leave, whatever names say. */
+  readonly inUse: () => Promise<ReadonlySet<Digest>>;
   readonly isDraining: () => boolean;
   /** Streams that are open until somebody ends them. */
   readonly streams: Set<{ end(): void }>;
 }
-
-/** Ends what it waits for when the caller has gone. */

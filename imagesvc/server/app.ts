@@ -7,9 +7,11 @@
  */
 import { randomUUID } from 'node:crypto';
 import swagger from '@fastify/swagger';
-import { type FastifyBaseLogger, fastify } from 'fastify';
+import { type FastifyBaseLogger, fastify, LogController } from 'fastify';
 import type { Logger } from 'pino';
+import type { Digest } from '#base';
 import { fail } from '../errors.ts';
+import { mountedBlobs } from '../gc/mounted-blobs.ts';
 import type { NodeFolders } from '../mount/node-folders.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { AllowedPaths } from './allowed-paths.ts';
@@ -50,6 +52,8 @@ export interface ImageServiceOptions {
     /** 64 KiB by default. */
     readonly bodyBytes?: number;
   };
+  /** Blobs that are needed beside those of names and mounts: garbage collection leaves them. */
+  readonly moreInUse?: () => Promise<ReadonlySet<Digest>>;
   /** In place of conversion into the store, for tests. */
   readonly runner?: JobRunner;
 }
@@ -85,13 +89,16 @@ export async function createImageService(options: ImageServiceOptions): Promise<
     metrics,
     paths: new AllowedPaths(options.allowedPaths),
     folders: options.folders ?? {},
+    inUse: async () =>
+      new Set([...(await mountedBlobs(store, options.folders)), ...((await options.moreInUse?.()) ?? [])]),
     isDraining: () => draining,
     streams: new Set(),
   };
 
   const app: App = fastify({
     loggerInstance: logger as FastifyBaseLogger,
-    disableRequestLogging: true,
+    // What a request was and how it went is one line, written below.
+    logController: new LogController({ disableRequestLogging: true }),
     bodyLimit: bodyLimitBytes,
     requestTimeout: 30_000,
     routerOptions: { maxParamLength: 1024 },
@@ -214,7 +221,12 @@ export async function createImageService(options: ImageServiceOptions): Promise<
     app,
     queue,
     close(graceMs = 10_000) {
-      closing ??= close(graceMs);
+      if (closing !== undefined) {
+        // Asked again: by somebody who has less time.
+        setTimeout(() => queue.stopRunning(), graceMs).unref();
+        return closing;
+      }
+      closing = close(graceMs);
       return closing;
     },
   };

@@ -28,7 +28,7 @@ import { dirname, join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { type Digest, digestFromHex, digestOf, hexOf, isDigest, systemCode } from '#base';
 import { fail } from '../errors.ts';
-import type { BlobStore, Descriptor, Hold, Ref, Staging } from './blob-store.ts';
+import type { BlobStore, Hold, Ref, Staging } from './blob-store.ts';
 import { ensureFolder, FILE_MODE, readFully, syncFolder, writeNewFile } from './durable-file.ts';
 import { tryLock } from './file-lock.ts';
 import { checkRecordKey, isImageName, parseImageName } from './image-name.ts';

@@ -1,5 +1,5 @@
 /** What a ref's file or object holds: a descriptor of the manifest, as one line of JSON. */
-import { type Digest, isDigest } from '#base';
+import { isDigest } from '#base';
 import type { Descriptor } from './blob-store.ts';
 
 /** The descriptor in a ref's file, or undefined when it is damaged. */

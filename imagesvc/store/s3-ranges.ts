@@ -8,6 +8,7 @@
  */
 import type { Dispatcher } from 'undici';
 import type { DsecError } from '#base';
+import { loadHttpAgents } from '#converter';
 import { fail } from '../errors.ts';
 import type { S3Access } from './s3-access.ts';
 import { type Answer, type Asked, connectionFailure, isExpired, refusal } from './s3-refusal.ts';
@@ -34,6 +35,7 @@ const IDLE_MS = 20_000;
 /** A request takes at most this, and a second for each SLOWEST_BYTES that it brings. */
 const DEADLINE_MS = 40_000;
 const SLOWEST_BYTES = 64 * 1024;
+const MAX_DEADLINE_MS = 600_000;
 /** A server that ignores ranges is read up to the range this far; beyond, it is of no use. */
 const MAX_SKIPPED_BYTES = 64 * 1024 * 1024;
 const MAX_ERROR_BYTES = 64 * 1024;
@@ -308,7 +310,7 @@ export class S3Ranges {
   async #exchange<T>(request: Request, use: (response: Response) => Promise<T>): Promise<T> {
     request.signal?.throwIfAborted();
     const ending = new AbortController();
-    const deadlineMs = DEADLINE_MS + ((request.expectedBytes ?? 0) / SLOWEST_BYTES) * 1000;
+    const deadlineMs = Math.min(MAX_DEADLINE_MS, DEADLINE_MS + ((request.expectedBytes ?? 0) / SLOWEST_BYTES) * 1000);
     const onAbort = () => ending.abort(request.signal!.reason);
     request.signal?.addEventListener('abort', onAbort, { once: true });
     const timer = setTimeout(() => {
@@ -435,7 +437,7 @@ async function agentFor(access: S3Access, host: string): Promise<Dispatcher> {
 }
 
 async function makeAgent(access: S3Access, proxy: boolean): Promise<Dispatcher> {
-  const { Agent, EnvHttpProxyAgent } = await import('undici');
+  const { Agent, EnvHttpProxyAgent } = await loadHttpAgents();
   const ca = await access.authorities();
   const connect = { timeout: CONNECT_TIMEOUT_MS, ...(ca === undefined ? {} : { ca }) };
   const options = { connections: CONNECTIONS, pipelining: 1, keepAliveTimeout: 30_000, connect };

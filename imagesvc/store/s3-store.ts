@@ -9,7 +9,6 @@
  * Ages count in whole seconds on most servers. They are rounded up, so that nothing seems older than it is: garbage collection leaves
  * what is younger than a second. Every read is tried again where that can help (decorators/retry-call.ts).
  */
-import { createHash } from 'node:crypto';
 import { lstat, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';

@@ -6,6 +6,7 @@
 import { type FileHandle, open } from 'node:fs/promises';
 import { messageOf } from '#base';
 import { fail } from '../errors.ts';
+import { retryCall } from './decorators/retry-call.ts';
 import { readFully } from './durable-file.ts';
 import type { S3Access } from './s3-access.ts';
 import { type Asked, sdkFailure } from './s3-refusal.ts';
@@ -202,10 +203,19 @@ export class S3Writer {
     }, timeoutMs);
     try {
       outer?.throwIfAborted();
-      return await work(ending.signal);
+      // The SDK tries again what it knows; this is for odd answers, such as a gateway gives whose folder vanished under it.
+      return await retryCall(
+        (signal) =>
+          work(signal ?? ending.signal).catch((error) => {
+            throw signal?.aborted ? signal.reason : sdkFailure(asked, error);
+          }),
+        () => `${this.#store}: ${action}`,
+        { attempts: 4, budgetMs: timeoutMs, tryTimeoutMs: timeoutMs },
+        ending.signal,
+      );
     } catch (error) {
       if (ending.signal.aborted) throw ending.signal.reason;
-      throw sdkFailure(asked, error);
+      throw error;
     } finally {
       clearTimeout(timer);
       outer?.removeEventListener('abort', onAbort);

@@ -23,7 +23,7 @@ export interface SyncOptions {
   readonly parallel?: number;
 }
 
-export interface Synced {
+export interface SyncedImages {
   readonly from: string;
   readonly to: string;
   readonly images: readonly { readonly name: string; readonly digest: Digest }[];
@@ -48,7 +48,7 @@ export async function syncImages(
   to: BlobStore,
   names: readonly string[],
   options: SyncOptions = {},
-): Promise<Synced> {
+): Promise<SyncedImages> {
   const { progress = silent, signal, parallel = 4 } = options;
   const images: Image[] = [];
   for (const name of new Set(names.map((name) => parseImageName(name).full))) images.push(await openImage(from, name));

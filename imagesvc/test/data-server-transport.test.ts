@@ -163,7 +163,8 @@ for (const { kind, largest, serve } of KINDS) {
         const orders = [0, 1, 2, 3].map((k) =>
           read(blobs[k % 2]!, { mode: 'random', block: k < 2 ? 4096 : 262144, count: 60, seed: k, direct }),
         );
-        for (const result of await Promise.all(orders)) expect(result).toMatchObject({ reads: 60, wrong: 0, errors: [] });
+        for (const result of await Promise.all(orders))
+          expect(result).toMatchObject({ reads: 60, wrong: 0, errors: [] });
       });
     }
 

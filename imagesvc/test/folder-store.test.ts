@@ -57,8 +57,7 @@ describe('opening', () => {
   });
 
   test.each([
-    's3://bucket/prefix',
-    'S3://b',
+    'ftp://host/x',
     'http://host/x',
     'file://otherhost/x',
     '',

@@ -1,21 +1,24 @@
 /** `dsec convert`: from an image, a tar or a folder to EROFS in the store. */
 import { humanSize } from '#base';
 import { CODEC_NAMES, type CodecName, parsePlatform } from '#converter';
-import { type BatchOutcome, type Conversion, convertBatch, convertToStore, type ImageKind, sizesOf } from '#imagesvc';
+import { convertBatch, convertToStore, type ImageKind } from '#imagesvc';
 import { fail } from '../../errors.ts';
 import { readBatchFile } from '../batch-file.ts';
 import { choice } from '../choice.ts';
 import type { CommandDefinition } from '../command.ts';
+import { type ConversionReport, reportOn } from '../conversion-report.ts';
+import { convertAllThere, convertThere, type Outcome } from '../convert-there.ts';
 import { nameFromSource } from '../name-from-source.ts';
 import type { Output } from '../output.ts';
 import { reportOf } from '../report-error.ts';
+import { type ServerOption, serverOf, withServer } from '../server-option.ts';
 import { parseSize } from '../size.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
 import { type TransferOption, withTransfer } from '../transfer-option.ts';
 
 const KINDS = ['base', 'workspace', 'toolkit'] as const satisfies readonly ImageKind[];
 
-interface Options extends StoreOption, TransferOption, JsonOption {
+interface Options extends StoreOption, TransferOption, JsonOption, ServerOption {
   readonly name?: string;
   readonly kind?: string;
   readonly collapseLimit?: string;
@@ -38,10 +41,14 @@ export const definition: CommandDefinition = {
       what: 'each layer an EROFS layer of its own',
     },
     { line: 'dsec convert dir:./repo --name repo:1 --kind workspace', what: 'a folder, to be laid over a base' },
+    {
+      line: 'dsec convert docker://registry/team/web:1 --server https://images:7070',
+      what: 'on the machine of an image service, which has its own store',
+    },
     { line: 'dsec convert --batch images.txt', what: 'many, `SOURCE NAME` a line: what they share is converted once' },
   ],
   configure(command, { output, progress, signal }) {
-    withJson(withTransfer(withStore(command)))
+    withServer(withJson(withTransfer(withStore(command))))
       .argument('[source]', 'where the image is')
       .option('--name <name:tag>', 'what it is called in the store (default: repository and tag of the source)')
       .option('--kind <kind>', `what it is meant for: ${KINDS.join(', ')}`, 'base')
@@ -51,7 +58,10 @@ export const definition: CommandDefinition = {
         'data: one blob for each EROFS layer; metadata: one EROFS layer over one blob for each layer',
         'data',
       )
-      .option('--inline-limit <size>', 'ends of files up to this size go into the metadata; 0 for DAX, at most 4000 (default: 3KiB)')
+      .option(
+        '--inline-limit <size>',
+        'ends of files up to this size go into the metadata; 0 for DAX, at most 4000 (default: 3KiB)',
+      )
       .option('--compress <codec>', `compress file data: ${CODEC_NAMES.join(', ')}`)
       .option('--platform <os/arch>', 'of a multi-platform image (default: that of this machine)')
       .option('--batch <file>', 'convert every `SOURCE NAME` line of this file; - is stdin')
@@ -69,6 +79,7 @@ export const definition: CommandDefinition = {
           progress,
           signal,
         };
+        const remote = serverOf(options);
         if (options.batch !== undefined) {
           if (source !== undefined || options.name !== undefined) {
             throw fail('CLI_USAGE', {
@@ -77,18 +88,26 @@ export const definition: CommandDefinition = {
             });
           }
           const items = await readBatchFile(options.batch, signal);
+          if (remote !== undefined) return showBatch(await convertAllThere(remote, items, settings), options, output);
           const store = await openChosenStore(options);
           const outcomes = await convertBatch(store, items, settings);
-          return showBatch(outcomes, options, output);
+          return showBatch(
+            outcomes.map((outcome) => ('error' in outcome ? outcome : reportOn(outcome))),
+            options,
+            output,
+          );
         }
         if (source === undefined)
           throw fail('CLI_USAGE', { problem: 'name a source, or give --batch', program: 'dsec convert' });
         const name = options.name ?? nameFromSource(source);
         if (name === undefined)
           throw fail('CLI_USAGE', { problem: `${source} gives no name; add --name`, program: 'dsec convert' });
-        const conversion = await convertToStore(await openChosenStore(options), source, name, settings);
+        const conversion =
+          remote === undefined
+            ? reportOn(await convertToStore(await openChosenStore(options), source, name, settings))
+            : await convertThere(remote, { source, name }, settings);
         for (const note of conversion.notes) output.note(`${conversion.name}: ${note}`);
-        if (options.json) return output.json(conversionJson(conversion));
+        if (options.json) return output.json(conversion);
         await output.line(conversionText(conversion));
       });
   },
@@ -98,7 +117,7 @@ function sizeOf(option: string, text: string | undefined): number | undefined {
   return text === undefined ? undefined : parseSize(option, text);
 }
 
-async function showBatch(outcomes: readonly BatchOutcome[], options: JsonOption, output: Output): Promise<void> {
+async function showBatch(outcomes: readonly Outcome[], options: JsonOption, output: Output): Promise<void> {
   let failure: unknown;
   for (const outcome of outcomes) {
     if ('error' in outcome) {
@@ -109,21 +128,24 @@ async function showBatch(outcomes: readonly BatchOutcome[], options: JsonOption,
       else output.note(`${outcome.name}: ${message}`);
     } else {
       for (const note of outcome.notes) output.note(`${outcome.name}: ${note}`);
-      if (options.json) await output.json(conversionJson(outcome));
+      if (options.json) await output.json(outcome);
       else await output.line(conversionText(outcome));
     }
   }
   if (failure !== undefined) throw failure;
 }
 
-function conversionJson({ image, ...conversion }: Conversion): object {
-  return { ...conversion, kind: image.kind, layers: image.layers.length, ...sizesOf(image) };
-}
-
-function conversionText({ name, digest, image, reused, stats }: Conversion): string {
-  const { metaBytes, dataBytes } = sizesOf(image);
-  const layers = `${image.layers.length} EROFS layer${image.layers.length === 1 ? '' : 's'}`;
+function conversionText({
+  name,
+  digest,
+  layers: count,
+  metaBytes,
+  dataBytes,
+  reused,
+  stats,
+}: ConversionReport): string {
+  const layers = `${count} EROFS layer${count === 1 ? '' : 's'}`;
   const size = `${humanSize(metaBytes)} metadata, ${humanSize(dataBytes)} data`;
   if (reused || stats === undefined) return `${name}: ${digest}\n${layers}, ${size}; was in the store already`;
-  return `${name}: ${digest}\n${layers}, ${stats.inodes} inodes, ${size}, from ${humanSize(stats.bytesIn)}`;
+  return `${name}: ${digest}\n${layers}, ${stats.inodes} inodes, ${size}, from ${humanSize(stats.bytesIn ?? 0)}`;
 }

@@ -1,13 +1,14 @@
 /** `dsec rm`: takes names away, and with them the blobs that no other image needs. */
 import { humanSize } from '#base';
 import { type RemovedImage, removeImage } from '#imagesvc';
+import { blobsInUse } from '../../blobs-in-use.ts';
 import type { CommandDefinition } from '../command.ts';
 import { reportOf } from '../report-error.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
 
 export const definition: CommandDefinition = {
   description:
-    'Removes names from the store, and deletes the blobs that no other image needs. What another process is working with stays. ' +
+    'Removes names from the store, and deletes the blobs that no other image needs. What another process is working with stays, and so does what is mounted or what a kept container ran on, until `dsec gc` finds it unused. ' +
     'Names that are not there fail the command; the other ones are removed all the same.',
   examples: [
     { line: 'dsec rm web:1 web:2', what: 'two images' },
@@ -19,11 +20,12 @@ export const definition: CommandDefinition = {
       .option('-n, --dry-run', 'only say what would be deleted')
       .action(async (names: string[], options: StoreOption & JsonOption & { dryRun?: boolean }) => {
         const store = await openChosenStore(options);
+        const inUse = await blobsInUse(store);
         const removed: RemovedImage[] = [];
         let failure: unknown;
         for (const name of names) {
           try {
-            const result = await removeImage(store, name, { dryRun: options.dryRun ?? false });
+            const result = await removeImage(store, name, { dryRun: options.dryRun ?? false, inUse });
             removed.push(result);
             if (options.json) continue;
             const freed = `${result.deleted.length} blobs, ${humanSize(result.freedBytes)}`;

@@ -222,13 +222,15 @@ export class JobQueue {
   /** Starts nothing more, gives what runs `graceMs` to end, and queues the rest for the next process. */
   async drain(graceMs: number): Promise<void> {
     this.#draining = true;
-    const running = [...this.#running.values()];
-    const timer = setTimeout(() => {
-      for (const { stop } of running) stop.abort(DRAINING);
-    }, graceMs);
-    await Promise.all(running.map(({ ended }) => ended));
+    const timer = setTimeout(() => this.stopRunning(), graceMs);
+    await Promise.all([...this.#running.values()].map(({ ended }) => ended));
     clearTimeout(timer);
     await this.#options.store.close();
+  }
+
+  /** Ends what still runs while draining; it is queued for the next process. */
+  stopRunning(): void {
+    for (const { stop } of this.#running.values()) stop.abort(DRAINING);
   }
 
   #startNext(): void {

@@ -5,7 +5,6 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import { type ByteString, byteString, display, fromText, hexOf } from '#base';
 import { inspectImage, listImages, removeImage } from '../../catalog/catalog.ts';
 import { fail } from '../../errors.ts';
-import { mountedBlobs } from '../../gc/mounted-blobs.ts';
 import { changeJson, diffTrees } from '../../reader/diff-trees.ts';
 import { isRegular } from '../../reader/inode.ts';
 import { list } from '../../reader/list.ts';
@@ -28,7 +27,7 @@ const ImageRow = Type.Object({
 const Anything = Type.Record(Type.String(), Type.Unknown());
 
 export function imageRoutes(app: App, shared: Shared): void {
-  const { store, trees, folders } = shared;
+  const { store, trees } = shared;
 
   app.get(
     '/v1/images',
@@ -85,7 +84,7 @@ export function imageRoutes(app: App, shared: Shared): void {
       const { dryRun } = request.query;
       const removed = await removeImage(store, request.params.image, {
         dryRun,
-        inUse: await mountedBlobs(store, folders),
+        inUse: await shared.inUse(),
       });
       return { ...removed, deleted: [...removed.deleted] };
     },

@@ -17,7 +17,7 @@ const MountSchema = Type.Object({
   state: Type.Optional(Type.String()),
 });
 
-export function nodeRoutes(app: App, { store, paths, folders }: Shared): void {
+export function nodeRoutes(app: App, { store, paths, folders, inUse }: Shared): void {
   app.get(
     '/v1/mounts',
     {
@@ -92,7 +92,7 @@ export function nodeRoutes(app: App, { store, paths, folders }: Shared): void {
       },
     },
     async (request) => {
-      const collected = await collectNode(store, { ...folders, ...request.body });
+      const collected = await collectNode(store, { ...folders, ...request.body, inUse: await inUse() });
       return { ...collected, deleted: [...collected.deleted] };
     },
   );

@@ -1,0 +1,117 @@
+/** Blobs made of a seed, and a source that serves them, counts what it is asked for, and misbehaves on demand. */
+import { randomBytes } from 'node:crypto';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach } from 'vitest';
+import { type Digest, digestOf } from '#base';
+import { CHUNK_BYTES, chunkCount, sha256 } from '../chunk.ts';
+import type { BlobFacts, FetchPriority, RangeSource } from '../range-source.ts';
+
+export interface MadeUpBlob extends BlobFacts {
+  readonly bytes: Buffer;
+}
+
+export function makeBlob(sizeBytes: number, seed = 1): MadeUpBlob {
+  const bytes = noise(sizeBytes, seed);
+  const digests = Array.from({ length: chunkCount(sizeBytes) }, (_, i) =>
+    sha256(bytes.subarray(i * CHUNK_BYTES, (i + 1) * CHUNK_BYTES)),
+  );
+  return { bytes, sizeBytes, digest: digestOf(bytes), chunkDigests: Buffer.concat(digests) };
+}
+
+/** Different bytes everywhere, the same for the same seed. */
+export function noise(sizeBytes: number, seed: number): Buffer {
+  const words = new Uint32Array(Math.ceil(sizeBytes / 4));
+  let state = (seed * 2654435761) >>> 0 || 1;
+  for (let i = 0; i < words.length; i++) {
+    state ^= state << 13;
+    state ^= state >>> 17;
+    state ^= state << 5;
+    words[i] = state >>> 0;
+  }
+  return Buffer.from(words.buffer).subarray(0, sizeBytes);
+}
+
+/** mulberry32: 0 <= x < 1, the same sequence for the same seed. */
+export function randomFrom(seed: number): () => number {
+  let state = seed | 0;
+  return () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+export interface Asked {
+  readonly blob: Digest;
+  readonly offset: number;
+  readonly length: number;
+  readonly priority: FetchPriority;
+}
+
+export class MadeUpSource implements RangeSource {
+  readonly asked: Asked[] = [];
+  readonly #blobs = new Map<Digest, MadeUpBlob>();
+  /** Called before the answer; what it returns is the answer, unless undefined. */
+  meddle: ((asked: Asked, right: Buffer, signal?: AbortSignal) => Promise<Buffer> | Buffer | undefined) | undefined;
+  inFlight = 0;
+  mostInFlight = 0;
+
+  constructor(...blobs: MadeUpBlob[]) {
+    for (const blob of blobs) this.#blobs.set(blob.digest, blob);
+  }
+
+  /** How often each chunk was asked for. */
+  chunkCounts(digest: Digest): Map<number, number> {
+    const counts = new Map<number, number>();
+    for (const { blob, offset, length } of this.asked) {
+      if (blob !== digest) continue;
+      for (let at = offset; at < offset + length; at += CHUNK_BYTES) {
+        counts.set(at / CHUNK_BYTES, (counts.get(at / CHUNK_BYTES) ?? 0) + 1);
+      }
+    }
+    return counts;
+  }
+
+  async readRange(
+    digest: Digest,
+    offset: number,
+    length: number,
+    options: { signal?: AbortSignal; priority: FetchPriority },
+  ): Promise<Buffer> {
+    const blob = this.#blobs.get(digest);
+    if (blob === undefined) throw new Error(`no blob ${digest}`);
+    if (offset % CHUNK_BYTES !== 0 || length <= 0 || length > 4 * 2 ** 20 || offset + length > blob.sizeBytes) {
+      throw new Error(`range ${offset}+${length} breaks the contract`);
+    }
+    const asked = { blob: digest, offset, length, priority: options.priority };
+    this.asked.push(asked);
+    this.inFlight++;
+    this.mostInFlight = Math.max(this.mostInFlight, this.inFlight);
+    try {
+      const right = Buffer.from(blob.bytes.subarray(offset, offset + length));
+      const answer = await this.meddle?.(asked, right, options.signal);
+      if (answer === undefined) await Promise.resolve();
+      return answer ?? right;
+    } finally {
+      this.inFlight--;
+    }
+  }
+}
+
+const folders: string[] = [];
+afterEach(() => {
+  for (const folder of folders.splice(0)) rmSync(folder, { recursive: true, force: true });
+});
+
+/** Removed after the test. */
+export function temporaryFolder(): string {
+  const folder = mkdtempSync(join(tmpdir(), `dsec-chunks-${randomBytes(3).toString('hex')}-`));
+  folders.push(folder);
+  return folder;
+}
+
+/** Tests of the cache itself must not depend on how full the machine's disk is. */
+export const ROOMY = { minFreeBytes: 0 } as const;

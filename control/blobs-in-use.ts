@@ -1,0 +1,28 @@
+/**
+ * Blobs that this node needs whatever names say: of what is mounted, and of the images that kept containers ran on, without
+ * which what they changed could not be packed.
+ */
+import { type Digest, isDsecError } from '#base';
+import { type BlobStore, mountedBlobs, reachable } from '#imagesvc';
+import { listSandboxes } from '#runtime';
+
+export async function blobsInUse(store: BlobStore): Promise<Set<Digest>> {
+  const needed = await mountedBlobs(store);
+  for (const { base, workspace, toolkits } of listSandboxes()) {
+    for (const image of [base, workspace, ...toolkits]) {
+      if (image === undefined || needed.has(image.digest)) continue;
+      for (const digest of await blobsOf(store, image.digest)) needed.add(digest);
+    }
+  }
+  return needed;
+}
+
+async function blobsOf(store: BlobStore, manifest: Digest): Promise<Iterable<Digest>> {
+  try {
+    return await reachable(store, manifest);
+  } catch (error) {
+    // Of another store.
+    if (isDsecError(error, 'STORE_BLOB_MISSING')) return [];
+    throw error;
+  }
+}

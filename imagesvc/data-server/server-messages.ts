@@ -1,0 +1,42 @@
+/** What the supervisor and the process that serves say to each other, over the channel that spawn made. */
+import type { Digest } from '#base';
+import type { RegisteredBlob } from './blob-registry.ts';
+import type { TransportStats } from './transport.ts';
+
+/** Argument of the serving process. It finds the device's descriptor as number 3 when `transport` is raw. */
+export interface ServerConfig {
+  readonly storeUrl: string;
+  readonly transport: 'raw' | 'native';
+  readonly mountPoint: string;
+  /** Of the blob registry. */
+  readonly blobs: string;
+  /** Of the chunk cache. */
+  readonly chunks: string;
+  readonly runDir: string;
+  readonly id: string;
+  readonly threads?: number;
+  readonly memoryBytes?: number;
+  readonly capacityBytes?: number;
+}
+
+export type ToServer =
+  | { readonly id: number; readonly op: 'add'; readonly blob: RegisteredBlob }
+  | { readonly id: number; readonly op: 'stats' };
+
+export type FromServer =
+  | { readonly event: 'ready' }
+  | { readonly event: 'reply'; readonly id: number; readonly value: unknown }
+  | { readonly event: 'failed'; readonly id: number; readonly message: string };
+
+/** Answer to `add`. */
+export interface AddedBlob {
+  readonly digest: Digest;
+  /** The whole blob as a file of the cache, once it is there: read that. It is kept while a mount names it. */
+  readonly localPath?: string;
+}
+
+export interface ServerStats {
+  readonly pid: number;
+  readonly transport: TransportStats;
+  readonly cache: unknown;
+}

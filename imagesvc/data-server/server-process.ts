@@ -1,0 +1,81 @@
+/**
+ * The process that serves: the chunk cache, the store behind it, and the transport's threads. It keeps nothing that its
+ * successor could not read from disk, so it may be killed at any moment. Started by the supervisor; the device's descriptor
+ * is number 3. Without its supervisor it serves on, until the mount goes or a new supervisor takes over.
+ */
+import { messageOf } from '#base';
+import { openStore } from '../store/open-store.ts';
+import { remoteRangeSource } from '../store/store-range-source.ts';
+import { BlobRegistry, type RegisteredBlob } from './blob-registry.ts';
+import { CachedBlobs } from './cached-blobs.ts';
+import { serveNative } from './native-transport.ts';
+import { serveRaw } from './raw-transport.ts';
+import type { ServedBlob } from './served-blob.ts';
+import type { AddedBlob, FromServer, ServerConfig, ServerStats, ToServer } from './server-messages.ts';
+import type { Transport } from './transport.ts';
+
+const FUSE_FD = 3;
+const UNPIN_EVERY_MS = 60_000;
+
+const config = JSON.parse(process.argv[2]!) as ServerConfig;
+for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
+
+const cached = await CachedBlobs.open({
+  folder: config.chunks,
+  source: remoteRangeSource(await openStore(config.storeUrl)),
+  runDir: config.runDir,
+  memoryBytes: config.memoryBytes,
+  capacityBytes: config.capacityBytes,
+  onFailure: (blob, reason) => log(`blob ${blob}: ${reason}`),
+});
+const served = new Map<string, ServedBlob>();
+const registry = new BlobRegistry(config.blobs);
+for (const blob of registry.blobs) show(blob, registry.chunkDigests(blob));
+const transport = await serve();
+setInterval(() => cached.unpinUnused(), UNPIN_EVERY_MS).unref();
+process.on('message', hear);
+tell({ event: 'ready' });
+await transport.ended;
+await cached.close().catch((error: unknown) => log(messageOf(error)));
+process.exit(0);
+
+async function serve(): Promise<Transport> {
+  const options = { blobs: [...served.values()], reader: cached };
+  if (config.transport === 'native') return serveNative({ ...options, mountPoint: config.mountPoint });
+  return serveRaw({ ...options, fd: FUSE_FD, threads: config.threads });
+}
+
+function show(blob: RegisteredBlob, chunkDigests: Buffer): ServedBlob {
+  const { digest, sizeBytes, node } = blob;
+  const shown = { digest, sizeBytes, node, view: cached.add(digest, sizeBytes, chunkDigests) };
+  served.set(digest, shown);
+  return shown;
+}
+
+function hear(message: ToServer): void {
+  try {
+    tell({ event: 'reply', id: message.id, value: message.op === 'add' ? add(message.blob) : stats() });
+  } catch (error) {
+    tell({ event: 'failed', id: message.id, message: messageOf(error) });
+  }
+}
+
+function add(blob: RegisteredBlob): AddedBlob {
+  if (!served.has(blob.digest)) {
+    // The supervisor has written it down before it asked.
+    transport.add(show(blob, new BlobRegistry(config.blobs).chunkDigests(blob)));
+  }
+  return { digest: blob.digest, localPath: cached.localPath(blob.digest) };
+}
+
+function stats(): ServerStats {
+  return { pid: process.pid, transport: transport.stats(), cache: cached.stats() };
+}
+
+function tell(message: FromServer): void {
+  if (process.connected) process.send?.(message);
+}
+
+function log(text: string): void {
+  process.stderr.write(`${new Date().toISOString()} server ${process.pid}: ${text}\n`);
+}
