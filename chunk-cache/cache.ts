@@ -186,7 +186,9 @@ export class ChunkCache {
     if (this.#disk.isPinned(digest)) throw fail('CACHE_PINNED', { blob: digest });
     await this.#keeper.alone(() => {
       for (const blob of [...this.#disk.blobs()]) {
-        if (blob.subject.digest === digest && blob.exists) this.#keeper.removeBlob(blob);
+        if (blob.subject.digest !== digest || !blob.exists) continue;
+        this.#open.get(blob)?.forgetMemory();
+        this.#keeper.removeBlob(blob);
       }
     });
   }

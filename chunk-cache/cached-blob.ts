@@ -209,8 +209,12 @@ export class CachedBlob implements FetchTarget {
   release(): void {
     if (this.#around.closedWith() !== undefined) return;
     this.#disk.inUse = false;
-    for (let index = 0; index < this.chunkCount; index++) this.#around.memory.delete(this.#keyBase + index);
+    this.forgetMemory();
     this.#around.released(this);
+  }
+
+  forgetMemory(): void {
+    for (let index = 0; index < this.chunkCount; index++) this.#around.memory.delete(this.#keyBase + index);
   }
 
   arrived(index: number, chunk: Buffer, priority: FetchPriority): void {
@@ -234,12 +238,12 @@ export class CachedBlob implements FetchTarget {
     }
     clock.cameIn(bytes.length, this.#around.diskBytes());
     memory.reserve(bytes.length);
-    const done = (stored: boolean) => {
+    const done = (stored: number) => {
       memory.unreserve(bytes.length);
-      for (const index of chunks) {
+      for (const [k, index] of chunks.entries()) {
         const chunk = this.#pending.get(index);
         this.#pending.delete(index);
-        if (!stored && chunk !== undefined) this.#keepInMemory(index, chunk);
+        if (k >= stored && chunk !== undefined) this.#keepInMemory(index, chunk);
       }
       this.#around.roomCame();
     };

@@ -7,6 +7,7 @@
  * pause it is tried again, so that caching comes back by itself when space does.
  */
 import { systemCode } from '#base';
+import { CHUNK_BYTES } from './chunk.ts';
 import type { DiskBlob } from './disk-blob.ts';
 import type { DiskLevel } from './disk-level.ts';
 import type { EvictionPolicy } from './eviction.ts';
@@ -18,8 +19,8 @@ export interface Fill {
   readonly first: number;
   readonly bytes: Buffer;
   readonly chunks: readonly number[];
-  /** Called once. `stored`: they are on disk now. */
-  done(stored: boolean): void;
+  /** Called once: how many of them, from the first on, are on disk now. */
+  done(stored: number): void;
 }
 
 export interface Room {
@@ -27,6 +28,13 @@ export interface Room {
   readonly capacityBytes: number;
   /** What stays free on the file system. */
   readonly minFreeBytes: number;
+}
+
+/** What of a fill is written. */
+interface Part {
+  readonly fill: Fill;
+  readonly bytes: Buffer;
+  readonly chunks: readonly number[];
 }
 
 const BATCH_BYTES = 16 * 1024 * 1024;
@@ -44,7 +52,9 @@ export class DiskKeeper {
   readonly #tasks: (() => Promise<void> | void)[] = [];
   #running: Promise<void> | undefined;
   #pausedUntilMs = 0;
-  #problem: string | undefined;
+  /** Of the last write, when it failed. */
+  #diskError: string | undefined;
+  #shortage: 'capacity' | 'free space' | undefined;
 
   constructor(
     disk: DiskLevel,
@@ -61,7 +71,7 @@ export class DiskKeeper {
 
   /** Why nothing is written at the moment; undefined when all is well. */
   get problem(): string | undefined {
-    return this.#problem;
+    return this.#diskError ?? this.#shortage;
   }
 
   store(fill: Fill): void {
@@ -120,9 +130,11 @@ export class DiskKeeper {
   }
 
   #takeBatch(): Fill[] {
+    // A batch must not push out most of what is there at once.
+    const limit = Math.min(BATCH_BYTES, this.#room.capacityBytes / 8);
     let bytes = 0;
     let count = 0;
-    while (count < this.#queue.length && (count === 0 || bytes + this.#queue[count]!.bytes.length <= BATCH_BYTES)) {
+    while (count < this.#queue.length && (count === 0 || bytes + this.#queue[count]!.bytes.length <= limit)) {
       bytes += this.#queue[count++]!.bytes.length;
     }
     return this.#queue.splice(0, count);
@@ -130,33 +142,33 @@ export class DiskKeeper {
 
   async #storeBatch(batch: readonly Fill[]): Promise<void> {
     const bytes = batch.reduce((sum, fill) => sum + fill.bytes.length, 0);
-    let fits = false;
+    let allowed = 0;
     try {
-      fits = performance.now() >= this.#pausedUntilMs && (await this.#makeRoom(bytes));
+      if (performance.now() >= this.#pausedUntilMs) allowed = await this.#makeRoom(bytes);
     } catch (error) {
       this.#pause(error);
     }
-    if (!fits) {
-      this.#counters.bypassedBytes += bytes;
-      for (const fill of batch) fill.done(false);
-      return;
+    const byBlob = new Map<DiskBlob, Part[]>();
+    for (const fill of batch) {
+      const chunks = fill.blob.isGone ? 0 : wholeChunks(fill, allowed);
+      const part = { fill, bytes: fill.bytes.subarray(0, chunks * CHUNK_BYTES), chunks: fill.chunks.slice(0, chunks) };
+      allowed -= part.bytes.length;
+      this.#counters.bypassedBytes += fill.bytes.length - part.bytes.length;
+      const parts = byBlob.get(fill.blob);
+      if (chunks === 0) fill.done(0);
+      else if (parts === undefined) byBlob.set(fill.blob, [part]);
+      else parts.push(part);
     }
-    const byBlob = new Map<DiskBlob, Fill[]>();
-    for (const fill of batch) byBlob.set(fill.blob, [...(byBlob.get(fill.blob) ?? []), fill]);
-    await Promise.all([...byBlob].map(([blob, fills]) => this.#storeIn(blob, fills)));
+    await Promise.all([...byBlob].map(([blob, parts]) => this.#storeIn(blob, parts)));
   }
 
-  async #storeIn(blob: DiskBlob, fills: readonly Fill[]): Promise<void> {
-    const chunks = fills.flatMap((fill) => fill.chunks);
-    if (blob.isGone) {
-      for (const fill of fills) fill.done(false);
-      return;
-    }
+  async #storeIn(blob: DiskBlob, parts: readonly Part[]): Promise<void> {
+    const chunks = parts.flatMap((part) => part.chunks);
     try {
       await blob.withdraw();
       let file: number | undefined;
-      for (const fill of fills) {
-        const into = await blob.write(fill.first, fill.bytes);
+      for (const { fill, bytes } of parts) {
+        const into = await blob.write(fill.first, bytes);
         if (file !== undefined && into !== file) throw new Error(`${blob.dataPath} was replaced while it was written`);
         file = into;
       }
@@ -164,17 +176,17 @@ export class DiskKeeper {
     } catch (error) {
       this.#giveBack(blob, chunks);
       this.#pause(error);
-      for (const fill of fills) {
-        this.#counters.bypassedBytes += fill.bytes.length;
-        fill.done(false);
+      for (const { fill, bytes } of parts) {
+        this.#counters.bypassedBytes += bytes.length;
+        fill.done(0);
       }
       return;
     }
-    this.#problem = undefined;
+    this.#diskError = undefined;
     for (const index of chunks) this.#policy.add(blob, index);
-    for (const fill of fills) {
-      this.#counters.storedBytes += fill.bytes.length;
-      fill.done(true);
+    for (const part of parts) {
+      this.#counters.storedBytes += part.bytes.length;
+      part.fill.done(part.chunks.length);
     }
   }
 
@@ -188,23 +200,23 @@ export class DiskKeeper {
   }
 
   #pause(error: unknown): void {
-    this.#problem = systemCode(error) ?? String(error);
+    this.#diskError = systemCode(error) ?? String(error);
     this.#counters.diskErrors++;
     this.#pausedUntilMs = performance.now() + this.#retryMs;
   }
 
-  /** Whether `bytes` more may be written. Evicts when they may not. */
-  async #makeRoom(bytes: number): Promise<boolean> {
+  /** How many of `bytes` more may be written. Evicts when not all may. */
+  async #makeRoom(bytes: number): Promise<number> {
     const { capacityBytes } = this.#room;
-    if (bytes > capacityBytes) return false;
-    const missing = this.#missing(bytes);
-    if (missing > 0) {
+    const wanted = Math.min(bytes, capacityBytes);
+    if (this.#missing(wanted) > 0) {
       const extra = Math.min(EXTRA_BYTES, Number.isFinite(capacityBytes) ? capacityBytes * EXTRA_PART : EXTRA_BYTES);
-      await this.#evict(missing + extra);
+      await this.#evict(this.#missing(wanted) + extra);
     }
-    if (this.#missing(bytes) <= 0) return true;
-    this.#problem = this.#disk.total.bytes + bytes > capacityBytes ? 'capacity' : 'free space';
-    return false;
+    const missing = Math.max(0, this.#missing(bytes));
+    if (missing === 0) this.#shortage = undefined;
+    else this.#shortage = this.#disk.total.bytes + bytes > capacityBytes ? 'capacity' : 'free space';
+    return Math.max(0, bytes - missing);
   }
 
   #missing(bytes: number): number {
@@ -237,4 +249,9 @@ export class DiskKeeper {
       if (blob.storedBytes === 0 && !blob.inUse && !blob.pinned) this.removeBlob(blob);
     }
   }
+}
+
+/** How many chunks of the fill fit in `bytes`. */
+function wholeChunks(fill: Fill, bytes: number): number {
+  return bytes >= fill.bytes.length ? fill.chunks.length : Math.max(0, Math.floor(bytes / CHUNK_BYTES));
 }

@@ -4,7 +4,7 @@ import { errorTable } from '#base';
 export const controlErrors = {
   CLI_BATCH_LINE: {
     message: '{file}:{line}: {problem}',
-    hint: 'each line is `SOURCE NAME`: oci:layouts/web:latest web:1. Empty lines and lines that start with # are skipped',
+    hint: 'each line is `SOURCE NAME`: oci:layouts/web:latest web:1. A source with blanks stands in double quotes. Empty lines and lines that start with # are skipped',
     exit: 2,
     http: 400,
   },
@@ -14,17 +14,29 @@ export const controlErrors = {
     exit: 2,
     http: 400,
   },
+  CLI_INPUT_DENIED: {
+    message: 'cannot read {path}: permission denied',
+    hint: 'run as a user who may read it',
+    exit: 5,
+    http: 403,
+  },
+  CLI_INPUT_MISSING: {
+    message: 'cannot read {path}: no such file',
+    hint: 'check the path',
+    exit: 4,
+    http: 404,
+  },
   CLI_INPUT_UNREADABLE: {
     message: 'cannot read {path}: {reason}',
     hint: 'check the path and its permissions',
     exit: 3,
     http: 400,
   },
-  CLI_NOT_IN_THIS_BUILD: {
-    message: '`dsec {command}` is not part of this build yet',
-    hint: 'CHANGELOG.md says what works',
+  CLI_OUTPUT: {
+    message: 'cannot write to stdout: {reason}',
+    hint: 'where stdout leads to is full or cannot be written: send it elsewhere',
     exit: 1,
-    http: 501,
+    http: 500,
   },
   CLI_SIZE: {
     message: '{option} {text}: not a size',

@@ -1,6 +1,6 @@
 /** From a kept sandbox to an image of what it changed: the images it ran on, its upper, and `packDiff` over both. */
 import { openImage, openStore, type PackDiffOptions, type PackedDiff, packDiff } from '#imagesvc';
-import { composeLayers, type RuntimeFolders, withKeptSandbox } from '#runtime';
+import { composeLayers, type ImageReference, type RuntimeFolders, withKeptSandbox } from '#runtime';
 
 export interface PackSandboxOptions
   extends Pick<PackDiffOptions, 'kind' | 'exclude' | 'policy' | 'compress' | 'progress' | 'signal'> {
@@ -12,8 +12,17 @@ export interface PackSandboxOptions
   readonly folders?: Partial<RuntimeFolders>;
 }
 
+export interface PackedSandbox extends PackedDiff {
+  /** What the sandbox ran on. Only the new layer is the image's own; these layers lie below it. */
+  readonly composition: {
+    readonly base: ImageReference;
+    readonly workspace?: ImageReference;
+    readonly toolkits: readonly ImageReference[];
+  };
+}
+
 /** @throws RUNTIME_SANDBOX_*, CATALOG_*, LAYER_*, STORE_* */
-export function packSandbox(options: PackSandboxOptions): Promise<PackedDiff> {
+export function packSandbox(options: PackSandboxOptions): Promise<PackedSandbox> {
   const { sandbox: sandboxName, name, store: url, folders, ...rest } = options;
   return withKeptSandbox(
     sandboxName,
@@ -25,7 +34,7 @@ export function packSandbox(options: PackSandboxOptions): Promise<PackedDiff> {
       const workspace = sandbox.workspace === undefined ? undefined : await open(sandbox.workspace);
       const toolkits = await Promise.all(sandbox.toolkits.map(open));
       const lowers = composeLayers({ base, workspace, toolkits });
-      return packDiff(store, {
+      const packed = await packDiff(store, {
         ...rest,
         name,
         upperDir: sandbox.upper,
@@ -33,6 +42,8 @@ export function packSandbox(options: PackSandboxOptions): Promise<PackedDiff> {
         config: base.config,
         base: base.manifestDigest,
       });
+      const composition = { base: sandbox.base, workspace: sandbox.workspace, toolkits: sandbox.toolkits };
+      return { ...packed, composition };
     },
     folders,
   );

@@ -51,9 +51,15 @@ export const converterErrors = {
     exit: 3,
     http: 400,
   },
+  LAYER_FOLDER_DENIED: {
+    message: '{path}: permission denied',
+    hint: 'run as a user who may read all of the folder; files of other users need root',
+    exit: 5,
+    http: 403,
+  },
   LAYER_FOLDER_READ: {
     message: '{path}: cannot be read: {reason}',
-    hint: 'the path must be a readable folder; files of other users need root',
+    hint: 'the path must be a readable folder',
     exit: 1,
     http: 400,
   },
@@ -167,6 +173,12 @@ export const converterErrors = {
     hint: 'repair the file, or pass --creds USER:PASSWORD',
     exit: 2,
     http: 400,
+  },
+  SOURCE_DENIED: {
+    message: '{path}: permission denied',
+    hint: 'run as a user who may read it, or as root',
+    exit: 5,
+    http: 403,
   },
   SOURCE_DIFF_IDS: {
     message: '{where}: the manifest has {layers} layers, but the config names {diffIds} diff_ids',

@@ -1,6 +1,9 @@
 /** Every error the image service makes. Kept alphabetical; docs/errors.md lists the same rows. */
 import { errorTable } from '#base';
 
+/** Of whatever is damaged in a store: a damaged blob of the right size would be taken for whole by what could replace it. */
+const REPAIR = 'run "dsec verify --repair IMAGE", then convert or pull it again';
+
 export const imagesvcErrors = {
   CATALOG_AMBIGUOUS: {
     message: '"{name}" fits several images: {candidates}',
@@ -17,7 +20,7 @@ export const imagesvcErrors = {
   },
   CATALOG_CONFIG: {
     message: 'config {digest} of {name}: {why}',
-    hint: 'convert the image again',
+    hint: REPAIR,
     exit: 3,
     http: 422,
   },
@@ -40,9 +43,27 @@ export const imagesvcErrors = {
     exit: 3,
     http: 422,
   },
+  CATALOG_LAYOUT_AMBIGUOUS: {
+    message: '{path} holds several images: {names}',
+    hint: 'name one of them: {example}',
+    exit: 2,
+    http: 400,
+  },
+  CATALOG_LAYOUT_DENIED: {
+    message: '{path}: cannot be read ({why})',
+    hint: 'run as a user who may read it',
+    exit: 5,
+    http: 403,
+  },
+  CATALOG_LAYOUT_NOT_FOUND: {
+    message: '{path}: {why}',
+    hint: '{remedy}',
+    exit: 4,
+    http: 404,
+  },
   CATALOG_MANIFEST: {
     message: 'manifest {digest}: {where}: {why}',
-    hint: 'convert the image again',
+    hint: REPAIR,
     exit: 3,
     http: 422,
   },
@@ -57,6 +78,12 @@ export const imagesvcErrors = {
     hint: '"dsec images" lists what is there; --store or DSEC_STORE names another store',
     exit: 4,
     http: 404,
+  },
+  CATALOG_NOT_NAME: {
+    message: '"{name}" is a digest: rm takes names',
+    hint: 'its names: {names}; "dsec gc" deletes what has none',
+    exit: 2,
+    http: 400,
   },
   CATALOG_PULL_MISMATCH: {
     message: '{source}: blob {digest}: {why}; nothing was published',
@@ -110,7 +137,7 @@ export const imagesvcErrors = {
   },
   EROFS_CORRUPT: {
     message: '{image}: {where}: {problem}',
-    hint: 'the layer is damaged or was not made by a correct tool: check it with dsec verify, then pull or convert the image again',
+    hint: REPAIR,
     exit: 3,
     http: 502,
   },
@@ -128,7 +155,7 @@ export const imagesvcErrors = {
   },
   MOUNT_BLOB_MISSING: {
     message: '{path}: blob {digest} cannot be opened ({reason})',
-    hint: 'convert or pull the image again',
+    hint: REPAIR,
     exit: 4,
     http: 404,
   },
@@ -153,7 +180,7 @@ export const imagesvcErrors = {
   },
   MOUNT_DIGEST_MISMATCH: {
     message: '{path} is not blob {digest}: it has {found}; nothing was mounted',
-    hint: 'the blob is damaged: delete that file, then convert or pull the image again',
+    hint: REPAIR,
     exit: 3,
     http: 502,
   },
@@ -396,7 +423,7 @@ export const imagesvcErrors = {
   },
   STORE_BLOB_MISSING: {
     message: 'no blob {digest} in {store}',
-    hint: 'convert or pull the image again',
+    hint: REPAIR,
     exit: 4,
     http: 404,
   },
@@ -421,13 +448,13 @@ export const imagesvcErrors = {
   },
   STORE_CHUNK_MISMATCH: {
     message: '{blob}: chunk {chunk} (bytes {start} to {end}) has the digest {actual}, expected {expected}',
-    hint: 'the blob is damaged in the store: pull or convert the image again',
+    hint: REPAIR,
     exit: 3,
     http: 502,
   },
   STORE_CHUNK_TABLE: {
     message: '{blob}: its chunk digests {table} have {actual} bytes, expected {expected}',
-    hint: 'the image is damaged or was not made by a correct tool: pull or convert it again',
+    hint: REPAIR,
     exit: 3,
     http: 502,
   },
@@ -439,7 +466,7 @@ export const imagesvcErrors = {
   },
   STORE_DIGEST_MISMATCH: {
     message: '{path}: its bytes have digest {actual}, not {digest}',
-    hint: 'the blob is damaged: delete that file, then convert or pull the image again',
+    hint: REPAIR,
     exit: 3,
     http: 500,
   },
@@ -552,7 +579,7 @@ export const imagesvcErrors = {
   },
   STORE_SHORT_READ: {
     message: 'blob {digest}: {length} bytes at {offset} were asked for, {got} are there',
-    hint: 'the blob is damaged, or the layer that names this range is: "dsec verify" says which',
+    hint: REPAIR,
     exit: 3,
     http: 500,
   },
@@ -585,6 +612,12 @@ export const imagesvcErrors = {
     hint: 'the links point at each other; look at them with dsec stat',
     exit: 3,
     http: 400,
+  },
+  TREE_NO_INODE: {
+    message: '{image}: there is no inode {nid} in layer {layer} ({why})',
+    hint: '`dsec stat` shows the inode number of a path and its layer; the root of this layer is inode {root}',
+    exit: 4,
+    http: 404,
   },
   TREE_NOT_A_DIRECTORY: {
     message: '{image}: {path} is a {kind}, not a directory',

@@ -45,6 +45,7 @@ export {
 } from './catalog/manifest.ts';
 export { type Pulled, pullImage } from './catalog/pull.ts';
 export { type Pushed, pushImage } from './catalog/push.ts';
+export { damagedManifest, setAsideDamaged } from './catalog/set-aside.ts';
 export {
   type BatchItem,
   type BatchOutcome,

@@ -20,7 +20,7 @@ import { join } from 'node:path';
 import { messageOf, systemCode } from '#base';
 import { SyscallError } from './errors.ts';
 import { type Call, call, type NumberedCall, syscall } from './libc.ts';
-import { createMount, fsconfigString, fsopen } from './mount.ts';
+import { createMount, fsconfigFlag, fsconfigString, fsopen } from './mount.ts';
 import { readMountInfo } from './mount-info.ts';
 
 export interface Feature {
@@ -68,10 +68,19 @@ export function detect(options: DetectOptions = {}): Feature[] {
       lowerdirPlus,
     ),
     row('loop devices', 'EROFS where it is not file-backed', 'none on kernels before 6.12', loopDevices),
-    row('fuse', 'reading images lazily, only what is touched', 'images are fetched whole', () => filesystem('fuse')),
-    row('/dev/fuse', 'reading images lazily, only what is touched', 'images are fetched whole', () =>
+    row('fuse', 'lazy mounts: only what is read is fetched', 'pull into a folder store, mount that', () =>
+      filesystem('fuse'),
+    ),
+    row('/dev/fuse', 'lazy mounts: the data server speaks to the kernel directly', 'fuse-native, over fusermount', () =>
       device('/dev/fuse'),
     ),
+    row(
+      'FUSE resend',
+      'lazy mounts that outlive the death of their data server',
+      'reads in flight fail when it dies',
+      () => [atLeast(6, 9), `by version: ${release()}`],
+    ),
+    row('EROFS directio', 'pages of lazy mounts cached once', 'they are cached twice', erofsDirectIo),
     row('cgroups', 'limits, accounting and freezing of sandboxes', 'none: sandboxes run without limits', cgroups),
     row('memory.reclaim', 'giving back memory of paused sandboxes', 'freezer and process_madvise', memoryReclaim),
     row('PSI', 'refusing new sandboxes under pressure', 'load and free memory alone', () =>
@@ -176,6 +185,20 @@ export function tinyErofs(): Buffer {
   }
   image.write('...', inode + 32 + 24, 'latin1');
   return image;
+}
+
+function erofsDirectIo(): Found {
+  if (!isRoot()) return [atLeast(6, 15), 'by version; not tried without root'];
+  const context = fsopen('erofs');
+  try {
+    fsconfigFlag(context, 'directio');
+    return [true, 'tried'];
+  } catch (error) {
+    if (systemCode(error) === 'EINVAL') return [false, 'unknown to this kernel'];
+    throw error;
+  } finally {
+    closeSync(context);
+  }
 }
 
 function mountApi(): Found {

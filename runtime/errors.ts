@@ -58,7 +58,7 @@ export const runtimeErrors = {
   },
   RUNTIME_SANDBOX_BUSY: {
     message: 'sandbox {name} is in use by another command',
-    hint: 'wait for it to end, or choose another --name',
+    hint: '{remedy}',
     retryable: true,
     exit: 1,
     http: 409,
@@ -77,7 +77,7 @@ export const runtimeErrors = {
   },
   RUNTIME_SANDBOX_NOT_FOUND: {
     message: 'no sandbox named {name}',
-    hint: 'list them with `dsec sandbox ls`; only those run with --keep stay',
+    hint: 'list them with `dsec sandbox ls`; one that has ended is there only if it was run with --keep',
     exit: 4,
     http: 404,
   },
@@ -86,6 +86,20 @@ export const runtimeErrors = {
     hint: 'nothing can be told from it; remove the folder that holds it when nothing is mounted below',
     exit: 1,
     http: 500,
+  },
+  RUNTIME_SANDBOX_RUNNING: {
+    message: 'sandbox {name} is running',
+    hint: '{remedy}',
+    retryable: true,
+    exit: 1,
+    http: 409,
+  },
+  RUNTIME_SANDBOX_STUCK: {
+    message: 'sandbox {name} got SIGKILL and has not ended',
+    hint: 'a process of it may be in an endless kernel wait; `dsec sandbox ls` says when it is gone',
+    retryable: true,
+    exit: 1,
+    http: 504,
   },
   RUNTIME_START_FAILED: {
     message: '{runtime} could not start the sandbox: {reason}',

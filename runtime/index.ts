@@ -13,3 +13,10 @@ export {
   withKeptSandbox,
 } from './sandbox/sandboxes.ts';
 export { type RuntimeFolders, runtimeFolders } from './sandbox/state-folders.ts';
+export {
+  forceRemoveSandbox,
+  STOP_TIME_MS,
+  type StopOptions,
+  type StopResult,
+  stopSandbox,
+} from './sandbox/stop-sandbox.ts';

@@ -8,6 +8,7 @@
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { accessSync, constants, existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { homedir } from 'node:os';
 import { delimiter, dirname, join } from 'node:path';
 import { argv, env, exit, getuid, stderr, versions } from 'node:process';
 import { fileURLToPath } from 'node:url';
@@ -16,9 +17,15 @@ export const root = dirname(dirname(fileURLToPath(import.meta.url)));
 
 const OLDEST_NODE = [20, 18, 1];
 
+/** For tools that no package of the system has. */
+const toolsFolder = join(homedir(), '.cache/dsec/tools');
+/** Building one may take minutes on a small machine; it must not take for ever. */
+const GO_TIMEOUT_MS = 15 * 60_000;
+
 /**
  * @typedef {object} Tool
- * @property {string} package apt package.
+ * @property {string} package apt package, or a name for what is built with `go`.
+ * @property {string} [go] Not in apt: a Go package to build into ~/.cache/dsec/tools, where Go is.
  * @property {readonly string[]} probe Any of these: a command on the PATH, or with a slash a file (`*` for anything but a slash).
  * @property {string} why
  * @property {'start' | 'test'} neededFor
@@ -43,11 +50,25 @@ export const tools = [
     optional: true,
   },
   { package: 'python3', probe: ['python3'], why: 'runs the image cases', neededFor: 'test' },
+  {
+    package: 'libfuse2',
+    probe: ['/usr/lib/*/libfuse.so.2', '/lib/*/libfuse.so.2', '/usr/lib64/libfuse.so.2'],
+    why: 'tests of the portable FUSE transport',
+    neededFor: 'test',
+  },
   { package: 'skopeo', probe: ['skopeo'], why: 'tests against its images and transports', neededFor: 'test' },
   { package: 'umoci', probe: ['umoci'], why: 'tests against how it unpacks images', neededFor: 'test' },
   { package: 'docker-registry', probe: ['docker-registry'], why: 'tests against a real registry', neededFor: 'test' },
   { package: 'erofs-utils', probe: ['fsck.erofs'], why: 'tests that its fsck accepts our images', neededFor: 'test' },
   { package: 'zstd', probe: ['zstd'], why: 'tests make zstd layers', neededFor: 'test' },
+  {
+    package: 'versitygw',
+    go: 'github.com/versity/versitygw/cmd/versitygw@v1.8.0',
+    probe: [join(toolsFolder, 'versitygw'), 'versitygw'],
+    why: 'tests against a real S3 server',
+    neededFor: 'test',
+    optional: true,
+  },
 ];
 
 /** What must be at hand when everything is: `fail` ends the process with one clear message. @param {string} message @returns {never} */
@@ -175,7 +196,37 @@ function executable(path) {
  * @returns {Tool[]}
  */
 function installTools(purpose) {
-  const missing = missingTools(purpose);
+  const unbuilt = missingTools(purpose).filter((tool) => tool.go !== undefined && !build(tool));
+  return [...installFromApt(purpose), ...unbuilt];
+}
+
+/** @param {Tool} tool @returns {boolean} Whether it is there now. */
+function build(tool) {
+  const go = ['go', '/usr/local/go/bin/go'].find(present);
+  if (go === undefined) {
+    say(`${tool.package} (${tool.why}) is missing, and there is no Go to build it with: those tests are skipped.`);
+    return false;
+  }
+  const source = /** @type {string} */ (tool.go);
+  say(`Building ${source} with Go into ${toolsFolder}, once: ${tool.why} (a few minutes)`);
+  const built = spawnSync(go, ['install', source], {
+    cwd: homedir(),
+    stdio: ['ignore', 2, 2],
+    env: { ...env, GOBIN: toolsFolder, GOFLAGS: '-mod=mod' },
+    timeout: GO_TIMEOUT_MS,
+  });
+  if (built.status === 0) return true;
+  say(`${tool.package} could not be built (see above): tests that need it are skipped.`);
+  return false;
+}
+
+/**
+ * @param {'start' | 'test'} purpose
+ * @returns {Tool[]}
+ */
+function installFromApt(purpose) {
+  const apart = (/** @type {Tool[]} */ some) => some.filter((tool) => tool.go === undefined);
+  const missing = apart(missingTools(purpose));
   if (missing.length === 0) return [];
   const names = missing.map((tool) => tool.package);
   const command = `apt-get install -y --no-install-recommends ${names.join(' ')}`;
@@ -201,7 +252,7 @@ function installTools(purpose) {
       for (const name of names) aptGet('install', '-y', '--no-install-recommends', name);
     }
   }
-  const still = missingTools(purpose);
+  const still = apart(missingTools(purpose));
   if (still.length > 0)
     say(`Could not be installed: ${still.map((tool) => tool.package).join(', ')}. Going on without.`);
   return still;

@@ -2,11 +2,11 @@
 import { readFile } from 'node:fs/promises';
 import { addAbortSignal } from 'node:stream';
 import { text as textOf } from 'node:stream/consumers';
-import { messageOf } from '#base';
 import type { BatchItem } from '#imagesvc';
 import { fail } from '../errors.ts';
+import { inputError } from './input-error.ts';
 
-/** `-` is stdin. @throws CLI_INPUT_UNREADABLE, CLI_BATCH_LINE */
+/** `-` is stdin. @throws CLI_INPUT_*, CLI_BATCH_LINE */
 export async function readBatchFile(path: string, signal: AbortSignal): Promise<BatchItem[]> {
   let text: string;
   try {
@@ -14,24 +14,27 @@ export async function readBatchFile(path: string, signal: AbortSignal): Promise<
     text = path === '-' ? await textOf(addAbortSignal(signal, process.stdin)) : await readFile(path, 'utf8');
   } catch (error) {
     signal.throwIfAborted();
-    throw fail('CLI_INPUT_UNREADABLE', { path, reason: messageOf(error) }, error);
+    throw inputError(path, error);
   }
   return parseBatch(path, text);
 }
 
-/** The name is the last word: paths of sources may have blanks. */
+/** Two words a line; a source with blanks stands in double quotes. */
 export function parseBatch(file: string, text: string): BatchItem[] {
   const items: BatchItem[] = [];
   const lineOfName = new Map<string, number>();
   for (const [index, raw] of text.split('\n').entries()) {
     const line = raw.trim();
     if (line === '' || line.startsWith('#')) continue;
-    const match = /^(.*\S)\s+(\S+)$/.exec(line);
-    if (match === null) throw fail('CLI_BATCH_LINE', { file, line: index + 1, problem: `"${line}" has no name` });
-    const [, source, name] = match as unknown as [string, string, string];
+    const wrong = (problem: string) => fail('CLI_BATCH_LINE', { file, line: index + 1, problem });
+    const words = /^(?:"([^"]+)"|(\S+))(?:\s+(\S+))?(?:\s+(\S.*))?$/.exec(line);
+    const source = words?.[1] ?? words?.[2];
+    const [name, more] = [words?.[3], words?.[4]];
+    if (source === undefined || name === undefined) throw wrong(`"${line}" has no name`);
+    if (more !== undefined) throw wrong(`"${more}" follows the name ${name}`);
     const before = lineOfName.get(name);
     if (before !== undefined) {
-      throw fail('CLI_BATCH_LINE', { file, line: index + 1, problem: `${name} is in line ${before} already` });
+      throw wrong(`${name} is in line ${before} already`);
     }
     lineOfName.set(name, index + 1);
     items.push({ source, name });

@@ -58,11 +58,11 @@ export const commandTable: readonly CommandEntry[] = [
   { name: 'mount', summary: 'mount an image on a folder', load: () => import('./commands/mount.ts') },
   { name: 'umount', summary: 'unmount what `dsec mount` mounted', load: () => import('./commands/umount.ts') },
   { name: 'mounts', summary: 'list the mounted images of this machine', load: () => import('./commands/mounts.ts') },
-  { name: 'run', summary: 'run a command in a container on top of images', load: () => import('./commands/run.ts') },
-  { name: 'sandbox', summary: 'list and remove kept containers', load: () => import('./commands/sandbox.ts') },
+  { name: 'run', summary: 'run a command in a sandbox on top of images', load: () => import('./commands/run.ts') },
+  { name: 'sandbox', summary: 'list, stop and remove sandboxes', load: () => import('./commands/sandbox.ts') },
   {
     name: 'pack-diff',
-    summary: 'make an image of what a container changed',
+    summary: 'make an image of what a sandbox changed',
     load: () => import('./commands/pack-diff.ts'),
   },
   {

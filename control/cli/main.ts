@@ -6,11 +6,12 @@
  */
 import { constants } from 'node:os';
 import { Command, CommanderError } from 'commander';
-import { messageOf } from '#base';
+import { isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import type { CommandDefinition } from './command.ts';
 import { commandTable } from './command-table.ts';
 import type { Cleanup, Context } from './context.ts';
+import { withExamples } from './examples.ts';
 import { Output } from './output.ts';
 import { progressOn } from './progress-line.ts';
 import { reportOf, reportText } from './report-error.ts';
@@ -122,13 +123,22 @@ export async function runCommandLine(argv: readonly string[], context: Context):
   try {
     await program.parseAsync(args, { from: 'user' });
   } catch (error) {
+    // What parses an option does not know whose it is.
+    if (isDsecError(error, 'CLI_USAGE')) throw fail('CLI_USAGE', { ...error.params, program: helpful(program, args) });
     if (!(error instanceof CommanderError)) throw error;
     if (error.exitCode !== 0) {
-      const known = commandTable.some((entry) => entry.name === args[0]);
-      throw fail('CLI_USAGE', { problem: usageProblem(error), program: known ? `dsec ${args[0]}` : 'dsec' });
+      throw fail('CLI_USAGE', { problem: usageProblem(error), program: helpful(program, args) });
     }
   }
   for (const text of texts) await context.output.write(text);
+}
+
+/** The command whose help explains these arguments: `dsec convert`, `dsec sandbox rm`. */
+function helpful(program: Command, args: readonly string[]): string {
+  const command = program.commands.find((known) => known.name() === args[0]);
+  if (command === undefined) return 'dsec';
+  const part = command.commands.find((known) => known.name() === args[1]);
+  return ['dsec', command.name(), ...(part === undefined ? [] : [part.name()])].join(' ');
 }
 
 const PROGRAM_HELP = `
@@ -140,9 +150,7 @@ Stores: --store URL, else $DSEC_STORE, else /var/lib/dsec/store for root and ~/.
 \`dsec COMMAND --help\` explains a command and shows examples.`;
 
 function describe(command: Command, definition: CommandDefinition): void {
-  command.description(definition.description).helpOption('-h, --help', 'show this help');
-  const examples = definition.examples.map(({ line, what }) => `  # ${what}\n  ${line}`).join('\n\n');
-  command.addHelpText('after', `\nExamples:\n${examples}`);
+  withExamples(command.description(definition.description), definition.examples);
 }
 
 /** commander's text on one line, without its own prefix. */

@@ -7,6 +7,7 @@
 import { once } from 'node:events';
 import type { Writable } from 'node:stream';
 import { display } from '#base';
+import { fail } from '../errors.ts';
 
 export interface Column {
   readonly title: string;
@@ -33,7 +34,7 @@ export class Output {
     stdout.on('error', (error: NodeJS.ErrnoException) => {
       this.#gone = true;
       if (error.code === 'EPIPE' || error.code === 'ERR_STREAM_DESTROYED') onGone();
-      else throw error;
+      else throw fail('CLI_OUTPUT', { reason: error.message }, error);
     });
     stderr.on('error', () => {});
   }
@@ -51,7 +52,13 @@ export class Output {
     this.#beforeWrite();
     if (this.#stdout.write(chunk)) return;
     // `close` too: a reader that leaves while we wait for it never drains.
-    await Promise.race([once(this.#stdout, 'drain'), once(this.#stdout, 'close')]).catch(() => {});
+    const waiting = new AbortController();
+    const { signal } = waiting;
+    await Promise.race([once(this.#stdout, 'drain', { signal }), once(this.#stdout, 'close', { signal })]).catch(
+      () => {},
+    );
+    // The listener for the other one goes too: there are many writes.
+    waiting.abort();
   }
 
   async line(text = ''): Promise<void> {

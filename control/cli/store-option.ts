@@ -13,7 +13,7 @@ export interface JsonOption {
 export function withStore(command: Command): Command {
   return command.option(
     '--store <url>',
-    'the store, file:///path or a path (default: $DSEC_STORE, else that of this user)',
+    'the store: a path, file:///path, s3://bucket/prefix or docker://host/repository (default: $DSEC_STORE, else that of this user)',
   );
 }
 

@@ -9,5 +9,8 @@ export interface TransferOption {
 export function withTransfer(command: Command): Command {
   return command
     .option('--creds <user:password>', 'for the registry (default: ~/.docker/config.json and its helpers)')
-    .option('--insecure', 'plain HTTP, or TLS without checking certificates');
+    .option(
+      '--insecure',
+      'plain HTTP, or TLS without checking certificates; registries on loopback need it for neither',
+    );
 }

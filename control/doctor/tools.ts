@@ -38,6 +38,13 @@ export const tools: readonly Tool[] = [
     package: 'libzstd1',
   },
   {
+    name: 'libfuse.so.2',
+    files: ['/usr/lib/*/libfuse.so.2', '/lib/*/libfuse.so.2', '/usr/lib64/libfuse.so.2'],
+    purpose: 'lazy reading through fuse-native where /dev/fuse cannot be used directly',
+    without: 'lazy mounts need the right to mount /dev/fuse',
+    package: 'libfuse2',
+  },
+  {
     name: 'git',
     args: ['--version'],
     purpose: 'the workspace image of npm start',

@@ -60,7 +60,7 @@ interface Frame {
 }
 
 /**
- * @throws LAYER_FOLDER_READ, LAYER_FILE_CHANGED, LAYER_FOLDER_DEEP, LAYER_UPPER_REDIRECT
+ * @throws LAYER_FOLDER_READ, LAYER_FOLDER_DENIED, LAYER_FILE_CHANGED, LAYER_FOLDER_DEEP, LAYER_UPPER_REDIRECT
  */
 export async function readFolder(
   folder: string,
@@ -68,7 +68,7 @@ export async function readFolder(
   options: FolderOptions = {},
 ): Promise<FolderSummary> {
   const real = await fs.realpath(folder).catch((cause: unknown) => {
-    throw fail('LAYER_FOLDER_READ', { path: folder, reason: systemCode(cause) ?? String(cause) }, cause);
+    throw unreadable(folder, systemCode(cause) ?? String(cause), cause);
   });
   const walk = new FolderWalk(real, handler, options);
   try {
@@ -323,13 +323,18 @@ class FolderWalk {
       const code = systemCode(cause);
       if (code === undefined || !/^E[A-Z0-9]+$/.test(code)) throw cause;
       if (path !== '' && ['ENOENT', 'ENOTDIR', 'ELOOP'].includes(code)) throw this.changed(path);
-      throw fail('LAYER_FOLDER_READ', { path: this.shown(path), reason: code }, cause);
+      throw unreadable(this.shown(path), code, cause);
     }
   }
 
   private shown(path: ByteString): string {
     return path === '' || path === '.' ? this.folder : `${this.folder}/${display(path)}`;
   }
+}
+
+function unreadable(path: string, reason: string, cause: unknown): DsecError {
+  if (reason === 'EACCES' || reason === 'EPERM') return fail('LAYER_FOLDER_DENIED', { path }, cause);
+  return fail('LAYER_FOLDER_READ', { path, reason }, cause);
 }
 
 function inside(fd: number, name: ByteString): Buffer {

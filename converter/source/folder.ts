@@ -13,7 +13,7 @@ export function folderSource(description: string, path: string, platform?: Platf
     description,
     resolve: async () => {
       const stats = await stat(folder).catch((error: unknown) => {
-        throw pathError(folder, error);
+        throw pathError(folder, error, 'folder');
       });
       if (!stats.isDirectory()) {
         throw fail('SOURCE_PATH', {

@@ -7,7 +7,7 @@ import { type FileHandle, open, stat } from 'node:fs/promises';
 import { type DsecError, messageOf, systemCode } from '#base';
 import { fail } from '../errors.ts';
 
-/** @throws SOURCE_PATH unless `path` is a regular file that may be read. The caller closes the handle. */
+/** @throws SOURCE_PATH, SOURCE_DENIED unless `path` is a regular file that may be read. The caller closes the handle. */
 export async function openRegular(path: string): Promise<{ handle: FileHandle; sizeBytes: number }> {
   let handle: FileHandle;
   try {
@@ -26,7 +26,7 @@ export async function openRegular(path: string): Promise<{ handle: FileHandle; s
   }
 }
 
-/** Size of a regular file, or undefined when there is none. @throws SOURCE_PATH for everything else */
+/** Size of a regular file, or undefined when there is none. @throws SOURCE_PATH, SOURCE_DENIED for everything else */
 export async function regularSize(path: string): Promise<number | undefined> {
   try {
     const stats = await stat(path);
@@ -67,18 +67,17 @@ export async function readExactly(handle: FileHandle, path: string, offset: numb
   return out;
 }
 
-export function pathError(path: string, error: unknown): DsecError {
+export function pathError(path: string, error: unknown, expected = 'file or folder'): DsecError {
   const code = systemCode(error);
+  if (code === 'EACCES' || code === 'EPERM') return fail('SOURCE_DENIED', { path }, error);
   const [problem, remedy] =
     code === 'ENOENT'
-      ? ['no such file or folder', 'check the path']
-      : code === 'EACCES' || code === 'EPERM'
-        ? ['permission denied', 'run as a user who may read it']
-        : code === 'ENOTDIR'
-          ? ['a part of the path is not a folder', 'check the path']
-          : code === 'EISDIR'
-            ? ['a folder, but a file is expected', 'check the path, or use dir: or oci: for a folder']
-            : [messageOf(error), 'check the path'];
+      ? [`no such ${expected}`, 'check the path']
+      : code === 'ENOTDIR'
+        ? ['a part of the path is not a folder', 'check the path']
+        : code === 'EISDIR'
+          ? ['a folder, but a file is expected', 'check the path, or use dir: or oci: for a folder']
+          : [messageOf(error), 'check the path'];
   return fail('SOURCE_PATH', { path, problem, remedy }, error);
 }
 

@@ -5,13 +5,14 @@
  * Names are the annotation `org.opencontainers.image.ref.name`. What it holds differs by tool: a tag (skopeo, umoci) or
  * a whole name (podman, buildah), and containerd keeps the whole name in an annotation of its own.
  */
+import { stat } from 'node:fs/promises';
 import { join, resolve } from 'node:path';
 import { hexOf } from '#base';
 import { fail } from '../errors.ts';
 import { normalizedName, parseImageReference } from './image-reference.ts';
 import type { ImageSource, LayerInput, Platform, SourceImage } from './image-source.ts';
 import { JsonFields } from './json-fields.ts';
-import { readWhole, regularSize } from './local-file.ts';
+import { pathError, readWhole, regularSize } from './local-file.ts';
 import { MAX_DOCUMENT_BYTES, parseDescriptor, type SourceDescriptor } from './manifest.ts';
 import { list, quote } from './quote.ts';
 import { type BlobAccess, foreignNote, readVerified, resolveDescriptors, resolveDocument } from './resolve-image.ts';
@@ -41,10 +42,15 @@ export function ociLayoutSource(
   name: string | undefined,
   platform?: Platform,
 ): ImageSource {
-  const files = folderFiles(resolve(path));
+  const folder = resolve(path);
   return {
     description,
-    resolve: () => resolveLayout(files, description, name, platform),
+    resolve: async () => {
+      await stat(folder).catch((error: unknown) => {
+        throw pathError(folder, error, 'folder');
+      });
+      return resolveLayout(folderFiles(folder), description, name, platform);
+    },
     close: async () => {},
   };
 }

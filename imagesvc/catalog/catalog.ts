@@ -273,13 +273,14 @@ export interface RemovedImage extends Collected {
 /**
  * Takes an image's name away, and deletes those of its blobs that no other image needs (and that no process at work may
  * need: see collectGarbage). Removing by digest is refused: only names are removed.
- * @throws CATALOG_NOT_FOUND
+ * @throws CATALOG_NOT_FOUND, CATALOG_NOT_NAME
  */
 export async function removeImage(
   store: BlobStore,
   name: string,
   options: { dryRun?: boolean; graceMs?: number; inUse?: ReadonlySet<Digest> } = {},
 ): Promise<RemovedImage> {
+  if (isDigest(name)) throw await notName(store, name, name);
   const { full } = parseImageName(name);
   const { dryRun = false, graceMs = 0, inUse } = options;
   const ref = await store.getRef(full).catch((error) => {
@@ -288,7 +289,12 @@ export async function removeImage(
   });
   const digest = ref?.manifest.digest;
   const found = dryRun ? ref !== undefined : await store.deleteRef(full);
-  if (!found) throw fail('CATALOG_NOT_FOUND', { name, store: store.url });
+  if (!found) {
+    const image = await resolveImage(store, name).catch(() => undefined);
+    throw image === undefined
+      ? fail('CATALOG_NOT_FOUND', { name, store: store.url })
+      : await notName(store, name, image.digest);
+  }
   try {
     if (digest === undefined) throw fail('STORE_REF_DAMAGED', { name: full, path: store.url });
     const collected = await collectGarbage(store, { dryRun, graceMs, onlyOf: digest, without: full, inUse });
@@ -298,4 +304,9 @@ export async function removeImage(
     if (!isDsecError(error)) throw error;
     return { name: full, digest, deleted: [], freedBytes: 0, kept: 0, problem: messageOf(error) };
   }
+}
+
+async function notName(store: BlobStore, name: string, digest: Digest): Promise<Error> {
+  const names = (await store.listRefs()).filter((ref) => ref.manifest.digest === digest).map((ref) => ref.name);
+  return fail('CATALOG_NOT_NAME', { name, names: names.join(', ') || 'none' });
 }

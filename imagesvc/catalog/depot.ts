@@ -44,6 +44,8 @@ export const DEFAULT_PARALLEL = 4;
 export interface DepotOptions extends TransferOptions {
   /** For unpacking an archive. */
   readonly workDir: string;
+  /** Where the address names none: what is sent gets a tag, what is fetched is found without one. */
+  readonly defaultTag?: string;
   /** A repository of the registry that may have this blob, remembered from an earlier push. */
   readonly lastPushedTo?: (registry: string, digest: Digest) => Promise<string | undefined>;
 }
@@ -59,11 +61,11 @@ export async function openDepot(text: string, options: DepotOptions): Promise<De
     }
     case 'oci': {
       const { LayoutDepot } = await import('./layout-depot.ts');
-      return new LayoutDepot(address.path, address.tag);
+      return new LayoutDepot(address.path, address.tag ?? options.defaultTag);
     }
     case 'oci-archive': {
       const { ArchiveDepot } = await import('./archive-depot.ts');
-      return new ArchiveDepot(address.path, address.tag, options.workDir);
+      return new ArchiveDepot(address.path, address.tag ?? options.defaultTag, options.workDir);
     }
   }
 }

@@ -46,13 +46,19 @@ export class LayoutDepot implements Depot {
 
   async manifest(): Promise<Buffer> {
     const entries = await this.#index();
-    if (entries === undefined) throw this.#wrong('there is no index.json');
+    if (entries === undefined) throw await this.#missing();
     const fitting =
       this.#tag === undefined ? entries : entries.filter((entry) => entry.annotations?.[REF_NAME] === this.#tag);
     const names = entries.map((entry) => entry.annotations?.[REF_NAME] ?? entry.digest).slice(0, 10);
-    if (fitting.length === 0)
-      throw this.#wrong(`no image "${this.#tag ?? ''}"; there is: ${names.join(', ') || 'none'}`);
-    if (fitting.length > 1) throw this.#wrong(`several images fit; name one of: ${names.join(', ')}`);
+    const path = this.description;
+    if (fitting.length === 0) {
+      const why = this.#tag === undefined ? 'it holds no image' : `it has no image named ${this.#tag}`;
+      const remedy = `it has: ${names.join(', ') || 'none'}; use one of these names, or none if there is only one image`;
+      throw fail('CATALOG_LAYOUT_NOT_FOUND', { path, why, remedy });
+    }
+    if (new Set(fitting.map((entry) => entry.digest)).size > 1) {
+      throw fail('CATALOG_LAYOUT_AMBIGUOUS', { path, names: names.join(', '), example: `${path}:${names[0]}` });
+    }
     const { digest } = fitting[0] as IndexEntry;
     const bytes = await this.#small(this.#blobPath(digest), MAX_MANIFEST_BYTES);
     if (digestOf(bytes) !== digest) throw this.#wrong(`manifest ${digest} has other bytes: ${digestOf(bytes)}`);
@@ -91,9 +97,11 @@ export class LayoutDepot implements Depot {
   async putManifest(bytes: Buffer, digest: Digest, mediaType: string): Promise<void> {
     await this.#prepare();
     await this.#place(this.#blobPath(digest), (beside) => writeNewFile(beside, bytes, true));
-    const others = ((await this.#index()) ?? []).filter((entry) =>
-      this.#tag === undefined ? entry.digest !== digest : entry.annotations?.[REF_NAME] !== this.#tag,
-    );
+    // Only what has this very name gives way, or, to an image without one, what is that image without one.
+    const others = ((await this.#index()) ?? []).filter((entry) => {
+      const tag = entry.annotations?.[REF_NAME];
+      return tag !== this.#tag || (tag === undefined && entry.digest !== digest);
+    });
     const index = indexOf([...others, indexEntry(mediaType, digest, bytes.length, this.#tag)]);
     await this.#place(join(this.#path, 'index.json'), (beside) => writeNewFile(beside, index, true));
   }
@@ -155,6 +163,19 @@ export class LayoutDepot implements Depot {
     });
     if (!found.isFile() || found.size > limit) throw this.#wrong(`${path} is not a file of at most ${limit} bytes`);
     return readFile(path);
+  }
+
+  /** Why there is no index. */
+  async #missing(): Promise<Error> {
+    const path = this.description;
+    const found = await stat(this.#path).catch((error: unknown) => systemCode(error) ?? messageOf(error));
+    if (typeof found === 'string') {
+      if (found !== 'ENOENT' && found !== 'ENOTDIR') return fail('CATALOG_LAYOUT_DENIED', { path, why: found });
+      return fail('CATALOG_LAYOUT_NOT_FOUND', { path, why: 'no such folder', remedy: 'check the path' });
+    }
+    const why = found.isDirectory() ? 'it has no index.json, so it is no OCI image layout' : 'it is a file, not a folder';
+    const remedy = 'check the path; "dsec convert" takes plain folders (dir:), tars (tar:) and archives';
+    return fail('CATALOG_LAYOUT_NOT_FOUND', { path, why, remedy });
   }
 
   #wrong(why: string): Error {

@@ -22,6 +22,8 @@ export interface Pushed {
 
 /** Repositories that blobs were pushed to are remembered by registry and digest: the next push can have them mounted. */
 const PUSHED = 'pushed';
+/** An image without a tag could not be told from the others of a layout. */
+const DEFAULT_TAG = 'latest';
 
 function recordKey(registry: string, digest: Digest): string {
   return `${hexOf(digestOf(registry)).slice(0, 16)}-${hexOf(digest)}`;
@@ -42,6 +44,7 @@ export async function pushImage(
   const depot = await openDepot(destination, {
     ...options,
     workDir: '', // Only reading an archive needs one.
+    defaultTag: DEFAULT_TAG,
     lastPushedTo: (registry, digest) => lastPushedTo(store, registry, digest),
   });
   const { progress = silent, signal, parallel = DEFAULT_PARALLEL } = options;

@@ -27,7 +27,15 @@ import type { AddedBlob, ServerStats } from './server-messages.ts';
 import type { SupervisorConfig } from './supervisor.ts';
 import type { SupervisorMessage } from './supervisor-process.ts';
 
+/** Command lines for Node. */
+export interface DataServerPrograms {
+  readonly supervisor: readonly string[];
+  readonly server: readonly string[];
+}
+
 export interface DataServerOptions extends Partial<NodeFolders> {
+  /** In place of this program's own processes. */
+  readonly programs?: DataServerPrograms;
   readonly transport?: 'auto' | 'raw' | 'native';
   /** It ends after nothing has used it for this long: five minutes. */
   readonly idleMs?: number;
@@ -91,9 +99,9 @@ export class DataServer {
   }
 
   /** Puts the serving code of this program in place of what serves now. Readers wait a moment. */
-  async replace(): Promise<void> {
+  async replace(server: readonly string[] = serverCommand()): Promise<void> {
     const { restarts } = await this.status();
-    await this.#ask({ op: 'replace', server: serverCommand(), version: version() });
+    await this.#ask({ op: 'replace', server, version: version() });
     for (let i = 0; i < 1000; i++) {
       const status = await this.status();
       if (status.restarts > restarts && status.ready) return;
@@ -196,7 +204,7 @@ async function startSupervisor(
     runDir,
     cacheDir,
     storeUrl,
-    server: serverCommand(),
+    server: options.programs?.server ?? serverCommand(),
     version: version(),
     transport: options.transport ?? 'auto',
     idleMs: options.idleMs ?? IDLE_MS,
@@ -205,7 +213,9 @@ async function startSupervisor(
     capacityBytes: options.capacityBytes,
     adopt: adopt ? { server: server!, canResend: canResend ?? false } : undefined,
   };
-  const entry = processEntry('data-supervisor', new URL('./supervisor-process.ts', import.meta.url));
+  const entry =
+    options.programs?.supervisor ??
+    processEntry('data-supervisor', new URL('./supervisor-process.ts', import.meta.url));
   const log = openSync(folders.log, 'w', 0o600);
   try {
     // In the root folder and a session of its own: it outlives the command and keeps no file system busy.

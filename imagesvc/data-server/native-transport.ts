@@ -194,7 +194,10 @@ class NativeServed {
   #read(blob: ServedBlob, into: Buffer, length: number, offset: number, done: (result: number) => void): void {
     this.#reads++;
     this.#largestReadBytes = Math.max(this.#largestReadBytes, length);
-    if (length === 0) return done(0);
+    if (length === 0) {
+      done(0);
+      return;
+    }
     let view = this.#views.get(blob.node);
     if (view === undefined) {
       view = openView(blob.view);
@@ -203,7 +206,8 @@ class NativeServed {
     if (view.readInto(into, 0, offset, length)) {
       this.#hits++;
       this.#readBytes += length;
-      return done(length);
+      done(length);
+      return;
     }
     this.#reader
       .read(blob, offset, length)

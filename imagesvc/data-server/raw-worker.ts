@@ -68,7 +68,10 @@ function answer(): void {
 function read(): void {
   let blob = system.byNode(header.node);
   if (blob === undefined && learn()) blob = system.byNode(header.node);
-  if (blob === undefined) return send(0, header.node === 1 ? ERRNO.EISDIR : ERRNO.EIO);
+  if (blob === undefined) {
+    send(0, header.node === 1 ? ERRNO.EISDIR : ERRNO.EIO);
+    return;
+  }
   const offset = readOffset(request);
   const length = Math.max(0, Math.min(readLength(request), blob.sizeBytes - offset, MAX_READ_BYTES));
   if (length > 0 && !viewOf(blob).readInto(reply, REPLY_BODY, offset, length)) {

@@ -9,10 +9,18 @@
  * Ends when nothing has used the mount for a while (the kernel says so: MNT_EXPIRE), or when it is told to.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { closeSync, mkdirSync, readFileSync, readlinkSync, rmSync } from 'node:fs';
+import { closeSync, mkdirSync, readdirSync, readFileSync, readlinkSync, rmSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { messageOf, parseDigest, systemCode } from '#base';
-import { isAlive, type ProcessIdentity, processIdentity, takeDescriptor, umount } from '#linux';
+import {
+  isAlive,
+  mountsAt,
+  type ProcessIdentity,
+  processIdentity,
+  readMountInfo,
+  takeDescriptor,
+  umount,
+} from '#linux';
 import { fail } from '../errors.ts';
 import { BlobRegistry } from './blob-registry.ts';
 import { type ControlRequest, serveControl } from './control.ts';
@@ -295,6 +303,8 @@ export class Supervisor {
 
   #expire(): void {
     if (this.#stopping || performance.now() - this.#lastUseMs < this.#config.idleMs) return;
+    // Files that are open through another namespace's copy of the mount do not make ours busy.
+    if (mountedElsewhere(mountSourceOf(this.#folders.id))) return;
     try {
       umount(this.#folders.mountPoint, { expire: true });
     } catch (error) {
@@ -370,14 +380,27 @@ function threadsOf(pid: number): number {
   }
 }
 
+/** Whether another mount namespace shows the file system. */
+function mountedElsewhere(source: string): boolean {
+  const seen = new Set([readlinkSync('/proc/self/ns/mnt')]);
+  for (const pid of readdirSync('/proc')) {
+    if (!/^\d+$/.test(pid)) continue;
+    try {
+      const namespace = readlinkSync(`/proc/${pid}/ns/mnt`);
+      if (seen.has(namespace)) continue;
+      seen.add(namespace);
+      if (readMountInfo(Number(pid)).some((row) => row.source === source)) return true;
+    } catch {
+      // Ended meanwhile.
+    }
+  }
+  return false;
+}
+
 /** Requests that the kernel has no answer to; 1 when it does not say. */
 function waiting(mountPoint: string): number {
   try {
-    const row = readFileSync('/proc/self/mountinfo', 'latin1')
-      .split('\n')
-      .map((line) => line.split(' '))
-      .findLast((fields) => fields[4] === mountPoint);
-    const connection = row?.[2]?.split(':')[1];
+    const connection = mountsAt(mountPoint).at(-1)?.device.split(':')[1];
     return Number(readFileSync(`/sys/fs/fuse/connections/${connection}/waiting`, 'latin1'));
   } catch {
     return 1;

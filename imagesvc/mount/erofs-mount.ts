@@ -154,7 +154,8 @@ export function mountErofs(prepared: PreparedLayer, mountPoint: string, backing:
 function attachErofs(source: string, devices: readonly string[], mountPoint: string, directIo: boolean): void {
   if (directIo) {
     try {
-      return attachWith(source, devices, mountPoint, true);
+      attachWith(source, devices, mountPoint, true);
+      return;
     } catch (error) {
       // Kernels before 6.15 do not know the option: there the pages are cached twice.
       if (systemCode(error) !== 'EINVAL') throw error;

@@ -1,5 +1,5 @@
 /** `dsec dump`: what is on disk, as it is there: superblocks, device tables, and one inode with its xattrs and extents. */
-import { type ByteString, display } from '#base';
+import { type ByteString, display, isDsecError } from '#base';
 import { erofs } from '#converter';
 import { fail } from '../errors.ts';
 import { jsonText, modeText, octalMode, timeText } from './format-entry.ts';
@@ -12,7 +12,7 @@ export interface DumpTarget {
   readonly path?: ByteString;
   /** In one layer, for what no path leads to. */
   readonly nid?: number;
-  /** Index of the layer of `nid` (default 0, the bottom one). */
+  /** The layer of `nid`, counted from 1 (default), the bottom one. */
   readonly layer?: number;
 }
 
@@ -27,7 +27,7 @@ const LAYOUT_NAMES = [
 ];
 const EXTENTS_LISTED = 10_000;
 
-/** JSON-able. @throws TREE_NOT_FOUND, EROFS_CORRUPT */
+/** JSON-able. @throws TREE_NOT_FOUND, TREE_NO_INODE, EROFS_CORRUPT */
 export function dump(tree: ImageTree, target: DumpTarget = {}): Dump {
   const out: Dump = { image: tree.name, layers: tree.layers.map(dumpLayer) };
   if (target.path !== undefined) {
@@ -35,11 +35,11 @@ export function dump(tree: ImageTree, target: DumpTarget = {}): Dump {
     out.inodes = node.parts.map((part) => dumpInode(tree, part.layer, part.inode.nid));
     Object.assign(out, jsonText('path', node.path));
   } else if (target.nid !== undefined) {
-    const layer = target.layer ?? 0;
-    if (tree.layers[layer] === undefined) {
-      throw fail('TREE_NOT_FOUND', { image: tree.name, path: `layer ${layer} (it has ${tree.layers.length})` });
+    const layer = target.layer ?? 1;
+    if (tree.layers[layer - 1] === undefined) {
+      throw fail('TREE_NOT_FOUND', { image: tree.name, path: `layer ${layer} (it has layers 1 to ${tree.layers.length})` });
     }
-    out.inodes = [dumpInode(tree, layer, target.nid)];
+    out.inodes = [dumpNid(tree, layer - 1, target.nid)];
   }
   return out;
 }
@@ -77,12 +77,23 @@ function dumpLayer(layer: OpenLayer): Dump {
   };
 }
 
+/** Any number may be asked for: what does not read as an inode is most likely none. */
+function dumpNid(tree: ImageTree, layer: number, nid: number): Dump {
+  try {
+    return dumpInode(tree, layer, nid);
+  } catch (error) {
+    if (!isDsecError(error, 'EROFS_CORRUPT') && !isDsecError(error, 'EROFS_UNSUPPORTED')) throw error;
+    const root = tree.layers[layer]!.reader.rootNid;
+    throw fail('TREE_NO_INODE', { image: tree.name, layer: layer + 1, nid, root, why: error.message }, error);
+  }
+}
+
 function dumpInode(tree: ImageTree, layer: number, nid: number): Dump {
   const { reader, id, deviceIds } = tree.layers[layer]!;
   const inode = reader.inode(nid);
   const kind = kindOf(inode.mode);
   const out: Dump = {
-    layer,
+    layer: layer + 1,
     nid,
     offset: inode.offset,
     form: inode.extended ? 'extended' : 'compact',
@@ -90,7 +101,7 @@ function dumpInode(tree: ImageTree, layer: number, nid: number): Dump {
     kind,
     mode: octalMode(inode.mode),
     modeText: modeText(kind, inode.mode),
-    size: inode.sizeBytes,
+    sizeBytes: inode.sizeBytes,
     nlink: inode.nlink,
     uid: inode.uid,
     gid: inode.gid,
@@ -148,7 +159,7 @@ export function dumpText(value: unknown, indent = ''): string {
       for (const [k, element] of item.entries()) {
         if (typeof element !== 'object') text += `${indent}  ${element}\n`;
         else if (isFlat(element)) text += `${indent}  ${flatText(element as Dump)}\n`;
-        else text += `${indent}  #${k}\n${dumpText(element, `${indent}    `)}`;
+        else text += `${indent}  #${k + 1}\n${dumpText(element, `${indent}    `)}`;
       }
     } else if (typeof item === 'object' && item !== null) text += `${indent}${key}:\n${dumpText(item, `${indent}  `)}`;
     else text += `${indent}${key}: ${item}\n`;

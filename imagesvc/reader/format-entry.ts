@@ -73,7 +73,7 @@ export function jsonText(key: string, value: ByteString): Record<string, string>
   return { [key]: display(value), [`${key}Base64`]: bytes.toString('base64') };
 }
 
-/** One object on one line, put together by hand: listings have hundreds of thousands of them. */
+/** One object on one line; layers count from 1, the bottom one. Put together by hand: listings have hundreds of thousands of them. */
 export function jsonEntry(tree: ImageTree, node: TreeNode, path: ByteString): string {
   const { inode, kind } = node;
   const nlink = node.parts.length > 1 ? 1 : inode.nlink;
@@ -83,7 +83,7 @@ export function jsonEntry(tree: ImageTree, node: TreeNode, path: ByteString): st
     const { major, minor } = erofs.decodeDevice(inode.union);
     more = `,"major":${major},"minor":${minor}`;
   }
-  return `{${jsonMembers('path', path)},"kind":"${kind}","mode":"${octalMode(inode.mode)}","size":${inode.sizeBytes},"nlink":${nlink},"uid":${inode.uid},"gid":${inode.gid},"mtimeSec":${inode.mtimeSec},"mtimeNsec":${inode.mtimeNsec},"ino":${inode.nid},"layer":${node.layer}${more}}`;
+  return `{${jsonMembers('path', path)},"kind":"${kind}","mode":"${octalMode(inode.mode)}","sizeBytes":${inode.sizeBytes},"nlink":${nlink},"uid":${inode.uid},"gid":${inode.gid},"mtimeSec":${inode.mtimeSec},"mtimeNsec":${inode.mtimeNsec},"ino":${inode.nid},"layer":${node.layer + 1}${more}}`;
 }
 
 function jsonMembers(key: string, value: ByteString): string {

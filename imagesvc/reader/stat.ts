@@ -44,6 +44,7 @@ export function statPath(tree: ImageTree, path: ByteString, followLast = false):
   };
 }
 
+/** Layers count from 1, the bottom one, as in `dsec inspect`. */
 export function statText(stat: PathStat): string {
   const target = stat.target === undefined ? '' : ` -> ${shown(stat.target)}`;
   const device = stat.kind === 'char' || stat.kind === 'block' ? `  Device type: ${stat.major},${stat.minor}` : '';
@@ -53,8 +54,8 @@ export function statText(stat: PathStat): string {
   text += ` Inode: ${stat.ino}\tLinks: ${stat.nlink}\n`;
   text += `Access: (${octalMode(stat.mode)}/${modeText(stat.kind, stat.mode)})  Uid: ${stat.uid}  Gid: ${stat.gid}\n`;
   text += `Modify: ${time} UTC\n`;
-  text += ` Layer: ${stat.layer} ${stat.layerId}\n`;
-  if (stat.mergedLayers.length > 1) text += `Merged: layers ${stat.mergedLayers.join(', ')}\n`;
+  text += ` Layer: ${stat.layer + 1} ${stat.layerId}\n`;
+  if (stat.mergedLayers.length > 1) text += `Merged: layers ${stat.mergedLayers.map((layer) => layer + 1).join(', ')}\n`;
   for (const [name, value] of stat.xattrs) text += ` Xattr: ${shown(name)} = ${display(value.toString('latin1'))}\n`;
   for (const extent of stat.extents) text += `Extent: ${extentText(extent)}\n`;
   if (stat.moreExtents) text += `Extent: ... (more than ${stat.extents.length})\n`;
@@ -70,11 +71,13 @@ export function extentText(extent: PlacedExtent): string {
 }
 
 export function statJson(stat: PathStat): Record<string, unknown> {
-  const { path, target, xattrs, mode, ...rest } = stat;
+  const { path, target, xattrs, mode, layer, mergedLayers, ...rest } = stat;
   return {
     ...jsonText('path', path),
     ...rest,
     mode: octalMode(mode),
+    layer: layer + 1,
+    mergedLayers: mergedLayers.map((merged) => merged + 1),
     ...(target === undefined ? {} : jsonText('target', target)),
     xattrs: [...xattrs].map(([name, value]) => ({ ...jsonText('name', name), valueBase64: value.toString('base64') })),
   };

@@ -28,6 +28,8 @@ export interface VerifyReport extends StructureCounts {
   readonly problemCount: number;
   /** The first of them. */
   readonly problems: readonly VerifyProblem[];
+  /** Blobs that are there, but whose bytes are not those of their digest. */
+  readonly damaged: readonly Digest[];
 }
 
 export interface VerifyOptions {
@@ -46,6 +48,7 @@ export async function verifyImage(store: BlobStore, image: Image, options: Verif
     if (problems.length < (options.maxProblems ?? 20)) problems.push({ blob, problem });
   };
 
+  const damaged: Digest[] = [];
   const checked = new Set<Digest>();
   let blobBytes = 0;
   let chunks = 0;
@@ -55,7 +58,7 @@ export async function verifyImage(store: BlobStore, image: Image, options: Verif
     progress({ task: `verify ${blob.digest.slice(0, 19)}`, phase: 'read', totalBytes: blob.size });
     blobBytes += blob.size;
     if (digests !== undefined) chunks += chunkCount(blob.size);
-    await checkBlob(store, blob, digests, report);
+    if (!(await checkBlob(store, blob, digests, report))) damaged.push(blob.digest);
   };
   await check({ mediaType: '', digest: image.manifestDigest, size: image.manifestSize });
   await check(image.config);
@@ -84,17 +87,19 @@ export async function verifyImage(store: BlobStore, image: Image, options: Verif
     ...counts,
     problemCount,
     problems,
+    damaged,
   };
 }
 
 type ReportBlob = (blob: Digest, problem: string) => void;
 
+/** False for one that is damaged; of a missing one, which is reported too, there is nothing to set aside. */
 async function checkBlob(
   store: BlobStore,
   blob: Descriptor,
   digests: Descriptor | undefined,
   report: ReportBlob,
-): Promise<void> {
+): Promise<boolean> {
   let table: Buffer | undefined;
   if (digests !== undefined) {
     try {
@@ -110,10 +115,11 @@ async function checkBlob(
     }
   }
   try {
-    await readAndCheck(store, blob, table, report);
+    return await readAndCheck(store, blob, table, report);
   } catch (error) {
     if (!isImageProblem(error)) throw error;
     report(blob.digest, messageOf(error));
+    return true;
   }
 }
 
@@ -122,7 +128,7 @@ async function readAndCheck(
   blob: Descriptor,
   table: Buffer | undefined,
   report: ReportBlob,
-): Promise<void> {
+): Promise<boolean> {
   const whole = createHash('sha256');
   let chunk = createHash('sha256');
   let sizeBytes = 0;
@@ -151,7 +157,9 @@ async function readAndCheck(
   if (table !== undefined && sizeBytes % CHUNK_BYTES !== 0) endChunk();
   const actual = whole.digest('hex');
   if (sizeBytes !== blob.size) report(blob.digest, `it has ${sizeBytes} bytes, expected ${blob.size}`);
-  if (actual !== hexOf(blob.digest)) report(blob.digest, `its bytes have the digest sha256:${actual}`);
+  const isWhole = actual === hexOf(blob.digest);
+  if (!isWhole) report(blob.digest, `its bytes have the digest sha256:${actual}`);
+  return isWhole;
 }
 
 async function checkLayer(

@@ -8,7 +8,7 @@
 import { randomUUID } from 'node:crypto';
 import swagger from '@fastify/swagger';
 import { type FastifyBaseLogger, fastify, LogController } from 'fastify';
-import type { Logger } from 'pino';
+import { type Logger, pino } from 'pino';
 import type { Digest } from '#base';
 import { fail } from '../errors.ts';
 import { mountedBlobs } from '../gc/mounted-blobs.ts';
@@ -63,6 +63,11 @@ export interface ImageService {
   readonly queue: JobQueue;
   /** Takes nothing more, ends all streams, gives running jobs `graceMs`, and closes. */
   close(graceMs?: number): Promise<void>;
+}
+
+/** Lines of JSON. Written at once, so that a crash loses none; standard output is for what was asked for. */
+export function logTo(fd: number, level: string): Logger {
+  return pino({ level }, pino.destination({ dest: fd, sync: true }));
 }
 
 const NOBODY: Caller = { name: 'nobody', role: 'read' };

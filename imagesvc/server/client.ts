@@ -38,6 +38,7 @@ export class ImageServiceClient {
   readonly #agent: Agent;
   readonly #token: string | undefined;
   readonly #patienceMs: number;
+  #answered = false;
 
   /** @throws SERVER_URL */
   constructor({ url, token, patienceMs = 60_000 }: ClientOptions) {
@@ -104,7 +105,8 @@ export class ImageServiceClient {
 
   /** Asks until there is an answer: all that is asked for may be asked for twice. */
   async #json(method: Method, path: string, body: unknown, signal?: AbortSignal): Promise<unknown> {
-    const waiting = new Patience(this.#patienceMs);
+    // A wrong address should be known soon; one that has answered is worth waiting for.
+    const waiting = new Patience(this.#answered ? this.#patienceMs : Math.min(this.#patienceMs, FIRST_ANSWER_MS));
     for (;;) {
       try {
         const answer = await this.#send(method, path, {}, body, signal);
@@ -117,6 +119,7 @@ export class ImageServiceClient {
             ? error
             : fail('SERVER_UNREACHABLE', { url: this.url, reason: messageOf(error) }, error);
         if (!isTransient(known)) throw known;
+        if (known.code !== 'SERVER_UNREACHABLE') waiting.extend(BUSY_MS);
         await waiting.next(known, signal);
       }
     }
@@ -146,6 +149,7 @@ export class ImageServiceClient {
       signal?.throwIfAborted();
       throw fail('SERVER_UNREACHABLE', { url: this.url, reason: reasonOf(error) }, error);
     }
+    this.#answered = true;
     if (answer.statusCode < 300) return answer;
     const text = await answer.body.text().catch(() => '');
     throw (
@@ -156,12 +160,16 @@ export class ImageServiceClient {
 
 /** Waits longer and longer while something is away, and gives up in the end. */
 class Patience {
-  readonly #limitMs: number;
+  #limitMs: number;
   #sinceMs: number | undefined;
   #pauseMs = 100;
 
   constructor(limitMs: number) {
     this.#limitMs = limitMs;
+  }
+
+  extend(limitMs: number): void {
+    this.#limitMs = Math.max(this.#limitMs, limitMs);
   }
 
   over(): void {
@@ -178,6 +186,9 @@ class Patience {
   }
 }
 
+const FIRST_ANSWER_MS = 5_000;
+/** A service that has too much to do is waited for longer than one that is away. */
+const BUSY_MS = 30 * 60_000;
 const TRANSIENT = ['SERVER_UNREACHABLE', 'SERVER_DRAINING', 'SERVER_BUSY', 'SERVER_TOO_MANY_JOBS', 'SERVER_QUEUE_FULL'];
 
 function isTransient(error: unknown): boolean {

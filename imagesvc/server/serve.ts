@@ -35,14 +35,13 @@ export interface Serving {
 /** @throws SERVER_LISTEN, SERVER_LISTEN_OPEN, SERVER_TOKEN_FILE, SERVER_STATE_BUSY */
 export async function serveImages(options: ServeOptions): Promise<Serving> {
   // Only who serves pays for loading it.
-  const [{ createImageService }, { pino }] = await Promise.all([import('./app.ts'), import('pino')]);
+  const { createImageService, logTo } = await import('./app.ts');
   const address = parseListenAddress(options.listen);
   const tokens = new Tokens({ file: options.tokenFile, environment: options.token });
   if (tokens.none && address.kind === 'tcp' && !address.loopback) {
     throw fail('SERVER_LISTEN_OPEN', { address: options.listen });
   }
-  // Standard error: standard output is for what was asked for. Written at once, so that a crash loses no line.
-  const logger = pino({ level: options.logLevel ?? 'info' }, pino.destination({ dest: 2, sync: true }));
+  const logger = logTo(2, options.logLevel ?? 'info');
   // Whoever may open a socket file of this user may do what this user may. A port on loopback is open to all users.
   const openCaller: Caller = { name: 'local', role: address.kind === 'unix' ? 'admin' : 'write' };
   const service = await createImageService({

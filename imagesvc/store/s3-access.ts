@@ -15,6 +15,12 @@ const CONNECT_TIMEOUT_MS = 10_000;
 const ANSWER_TIMEOUT_MS = 60_000;
 const SDK_ATTEMPTS = 5;
 
+/** The SDK, quietly: that it will want a newer Node some day is not the user's business here. */
+export function loadSdk(): Promise<typeof import('./s3-sdk.ts')> {
+  process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED ??= 'true';
+  return import('./s3-sdk.ts');
+}
+
 export class S3Access {
   readonly location: S3Location;
   readonly #env: NodeJS.ProcessEnv;
@@ -38,7 +44,7 @@ export class S3Access {
     if (region !== undefined) return region;
     if (endpoint !== undefined || anonymous || signedQuery !== undefined || this.#inEnvironment())
       return DEFAULT_REGION;
-    const { S3Client } = await import('@aws-sdk/client-s3');
+    const { S3Client } = await loadSdk();
     const found = new S3Client({ profile: this.location.profile }).config.region();
     return found.catch(() => DEFAULT_REGION);
   }
@@ -96,11 +102,7 @@ export class S3Access {
 
   async #makeSdk(): Promise<S3Client> {
     const { endpoint, pathStyle, profile, anonymous } = this.location;
-    const [{ S3Client }, region, ca] = await Promise.all([
-      import('@aws-sdk/client-s3'),
-      this.region(),
-      this.authorities(),
-    ]);
+    const [{ S3Client }, region, ca] = await Promise.all([loadSdk(), this.region(), this.authorities()]);
     const client = new S3Client({
       region,
       endpoint: endpoint?.href,

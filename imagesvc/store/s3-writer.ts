@@ -8,7 +8,7 @@ import { messageOf } from '#base';
 import { fail } from '../errors.ts';
 import { retryCall } from './decorators/retry-call.ts';
 import { readFully } from './durable-file.ts';
-import type { S3Access } from './s3-access.ts';
+import { loadSdk, type S3Access } from './s3-access.ts';
 import { type Asked, sdkFailure } from './s3-refusal.ts';
 
 /** Up to this an object is one PUT. */
@@ -42,7 +42,7 @@ export class S3Writer {
       await this.#multipart(key, bytes.length, async (offset, length) => bytes.subarray(offset, offset + length));
       return;
     }
-    const { PutObjectCommand } = await import('@aws-sdk/client-s3');
+    const { PutObjectCommand } = await loadSdk();
     await this.#ask(`write of ${key}`, bytes.length, async (abortSignal) => {
       const client = await this.#access.sdk();
       const checksum = sha256 === undefined ? {} : { ChecksumSHA256: sha256.toString('base64') };
@@ -65,7 +65,7 @@ export class S3Writer {
 
   /** None there is no error. */
   async delete(key: string): Promise<void> {
-    const { DeleteObjectCommand } = await import('@aws-sdk/client-s3');
+    const { DeleteObjectCommand } = await loadSdk();
     await this.#ask(`deletion of ${key}`, 0, async (abortSignal) => {
       const client = await this.#access.sdk();
       await client.send(new DeleteObjectCommand({ Bucket: this.#bucket, Key: key }), { abortSignal });
@@ -74,7 +74,7 @@ export class S3Writer {
 
   /** Uploads that were begun before `beforeMs` and never ended: their processes are dead. Returns how many went. */
   async abortUploads(prefix: string, beforeMs: number): Promise<number> {
-    const { ListMultipartUploadsCommand } = await import('@aws-sdk/client-s3');
+    const { ListMultipartUploadsCommand } = await loadSdk();
     return this.#ask('list of unfinished uploads', 0, async (abortSignal) => {
       const client = await this.#access.sdk();
       const listed = await client.send(new ListMultipartUploadsCommand({ Bucket: this.#bucket, Prefix: prefix }), {
@@ -97,7 +97,7 @@ export class S3Writer {
     read: (offset: number, length: number) => Promise<Buffer>,
   ): Promise<void> {
     const { CompleteMultipartUploadCommand, CreateMultipartUploadCommand, HeadObjectCommand, UploadPartCommand } =
-      await import('@aws-sdk/client-s3');
+      await loadSdk();
     const client = await this.#access.sdk();
     const object = { Bucket: this.#bucket, Key: key };
     const partBytes = Math.max(this.#partBytes, Math.ceil(sizeBytes / MAX_PARTS / 4096) * 4096);
@@ -166,7 +166,7 @@ export class S3Writer {
   }
 
   async #abort(key: string, uploadId: string): Promise<void> {
-    const { AbortMultipartUploadCommand } = await import('@aws-sdk/client-s3');
+    const { AbortMultipartUploadCommand } = await loadSdk();
     await this.#ask(`end of the upload of ${key}`, 0, async (abortSignal) => {
       const client = await this.#access.sdk();
       const command = new AbortMultipartUploadCommand({ Bucket: this.#bucket, Key: key, UploadId: uploadId });

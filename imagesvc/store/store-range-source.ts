@@ -1,7 +1,8 @@
 /**
  * A store as the source of a chunk cache. `storeRangeSource` is one try a read; `remoteRangeSource` is what a reader of a remote
- * store wants around it: counted, tried again, hedged, bounded. In that order: each try may be hedged, and each request,
- * hedges too, needs a place among those that run.
+ * store wants around it: counted, bounded, tried again, hedged. In that order: waiting for a place is no part of a try, or a long
+ * queue would look like a silent server; and a read that waits to be tried again keeps its place, so that a server in
+ * trouble has fewer requests at once.
  */
 import type { RangeSource } from '#chunk-cache';
 import type { BlobStore } from './blob-store.ts';
@@ -34,5 +35,5 @@ export interface RemoteSourceOptions {
 
 export function remoteRangeSource(store: BlobStore, options: RemoteSourceOptions = {}): MeteredSource {
   const { retry, hedge, limit, inner = (source) => source } = options;
-  return withMetrics(withRetry(withHedge(withLimit(inner(storeRangeSource(store)), limit), hedge), retry));
+  return withMetrics(withLimit(withRetry(withHedge(inner(storeRangeSource(store)), hedge), retry), limit));
 }

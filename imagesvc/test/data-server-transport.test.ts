@@ -145,7 +145,14 @@ for (const { kind, largest, serve } of KINDS) {
 
     it('is read-only', async () => {
       const path = join(mountPoint, hexOf(blobs[0]!.digest));
-      await expect(open(path, 'r+').then((file) => file.write('x', 0))).rejects.toThrow();
+      const written = open(path, 'r+').then(async (file) => {
+        try {
+          await file.write('x', 0);
+        } finally {
+          await file.close();
+        }
+      });
+      await expect(written).rejects.toThrow();
       await expect(open(join(mountPoint, 'new'), 'w')).rejects.toThrow();
     });
 

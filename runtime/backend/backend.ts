@@ -1,5 +1,5 @@
 /**
- * What runs a sandbox: a container now; FnCall, microVM and VM later, behind the same five operations. A backend knows
+ * What runs a sandbox: a container now; FnCall, microVM and VM later, behind the same few operations. A backend knows
  * processes and isolation; it knows nothing of images, stores, layers or records.
  *
  * - `launch` creates and starts in one step, which is what every backend does cheapest. It resolves when the sandbox's
@@ -49,10 +49,11 @@ export interface LaunchSpec {
   readonly stdio: 'inherit' | 'pipe';
 }
 
-/** How the first process ended, as far as the backend knows it: `signal` only with `exactSignals`. */
+/** How the first process ended, as far as the backend knows it. */
 export interface Exit {
   /** 128 + n after signal n. */
   readonly code: number;
+  /** The signal that was sent to it and ended it; of other signals only with `exactSignals`. */
   readonly signal?: NodeJS.Signals;
 }
 
@@ -66,7 +67,7 @@ export interface RunningSandbox {
    * @throws RUNTIME_START_FAILED and its kin when it never ran
    */
   wait(): Promise<Exit>;
-  /** To the first process. */
+  /** To the first process. One that it does not care for ends the sandbox, as it would end any program. */
   kill(signal: NodeJS.Signals): void;
 }
 
@@ -74,5 +75,10 @@ export interface Backend {
   readonly name: string;
   readonly capabilities: BackendCapabilities;
   launch(spec: LaunchSpec): Promise<RunningSandbox>;
+  /**
+   * As `kill` of the running sandbox, by whichever process; `folder` is that of its LaunchSpec.
+   * False when it does not run (any more, or yet).
+   */
+  signal(id: string, folder: string, signal: NodeJS.Signals): boolean;
   remove(id: string): Promise<void>;
 }

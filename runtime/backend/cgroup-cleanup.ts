@@ -16,6 +16,11 @@ export function cgroupsOf(id: string): string[] {
     .filter((path) => existsSync(path));
 }
 
+/** Whether process `pid` of this machine is one of the sandbox's. */
+export function isInCgroups(id: string, pid: number): boolean {
+  return cgroupsOf(id).some((group) => membersOf(group).includes(pid));
+}
+
 /** Kills all that is in the groups and removes them. Gives up after some seconds: a process in an endless kernel wait cannot be ended. */
 export async function endCgroups(id: string): Promise<void> {
   const deadline = Date.now() + 10_000;

@@ -21,11 +21,13 @@ import {
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { messageOf } from '#base';
-import { isAlive, type ProcessIdentity, processIdentity } from '#linux';
+import type { ProcessIdentity } from '#linux';
 import { fail } from '../errors.ts';
 import type { Backend, BackendCapabilities, Exit, LaunchSpec, RunningSandbox } from './backend.ts';
-import { cgroupsOf, endCgroups } from './cgroup-cleanup.ts';
+import { cgroupsOf, endCgroups, isInCgroups } from './cgroup-cleanup.ts';
+import { firstProcessOf, pidFileOf, reasonOfEnd, signalFirstProcess } from './first-process.ts';
 import { ociSpec } from './oci-spec.ts';
+import { signalNumber } from './signal-effect.ts';
 import { makeStdioPipes, type StdioPipes } from './stdio-pipes.ts';
 
 const execFileAsync = promisify(execFile);
@@ -100,7 +102,7 @@ class OciBackend implements Backend {
   async launch(spec: LaunchSpec): Promise<RunningSandbox> {
     mkdirSync(this.stateRoot, { recursive: true, mode: 0o700 });
     const log = join(spec.folder, 'runtime.log');
-    const pidFile = join(spec.folder, 'pid');
+    const pidFile = pidFileOf(spec.folder);
     for (const path of [log, pidFile]) rmSync(path, { force: true });
     writeFileSync(join(spec.folder, 'config.json'), JSON.stringify(ociSpec(spec)), { mode: 0o600 });
     const pipes = spec.stdio === 'pipe' ? makeStdioPipes() : undefined;
@@ -120,7 +122,7 @@ class OciBackend implements Backend {
     pipes?.closeChildEnds();
     const exited = exitOf(child, program!);
     exited.catch(() => {});
-    const running = new OciSandbox(this.name, exited, pipes, log, pidFile);
+    const running = new OciSandbox(this.name, exited, pipes, log, spec.folder);
     let first: 'started' | 'exited';
     try {
       first = await Promise.race([
@@ -137,6 +139,13 @@ class OciBackend implements Backend {
     }
     running.noteStarted();
     return running;
+  }
+
+  signal(id: string, folder: string, signal: NodeJS.Signals): boolean {
+    const identity = firstProcessOf(folder);
+    // The number in the file may be another process's by now.
+    if (identity === undefined || !isInCgroups(id, identity.pid)) return false;
+    return signalFirstProcess(folder, identity, signal);
   }
 
   async remove(id: string): Promise<void> {
@@ -157,7 +166,7 @@ class OciSandbox implements RunningSandbox {
   readonly stderr;
   private readonly runtime: string;
   private readonly log: string;
-  private readonly pidFile: string;
+  private readonly folder: string;
   private readonly ended: Promise<Exit>;
   private identity: ProcessIdentity | undefined;
 
@@ -166,11 +175,11 @@ class OciSandbox implements RunningSandbox {
     exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>,
     pipes: StdioPipes | undefined,
     log: string,
-    pidFile: string,
+    folder: string,
   ) {
     this.runtime = runtime;
     this.log = log;
-    this.pidFile = pidFile;
+    this.folder = folder;
     this.stdin = pipes?.stdin ?? null;
     this.stdout = pipes?.stdout ?? null;
     this.stderr = pipes?.stderr ?? null;
@@ -186,8 +195,7 @@ class OciSandbox implements RunningSandbox {
   }
 
   noteStarted(): void {
-    const pid = Number(readFileSync(this.pidFile, 'latin1').trim());
-    this.identity = Number.isSafeInteger(pid) && pid > 1 ? processIdentity(pid) : undefined;
+    this.identity = firstProcessOf(this.folder);
   }
 
   wait(): Promise<Exit> {
@@ -196,12 +204,7 @@ class OciSandbox implements RunningSandbox {
 
   kill(signal: NodeJS.Signals): void {
     // Straight to the first process: what a runtime does with the signals it gets differs.
-    if (this.identity === undefined || !isAlive(this.identity)) return;
-    try {
-      process.kill(this.identity.pid, signal);
-    } catch {
-      // Ended in between.
-    }
+    if (this.identity !== undefined) signalFirstProcess(this.folder, this.identity, signal);
   }
 
   private exit(code: number | null, signal: NodeJS.Signals | null): Exit {
@@ -212,6 +215,9 @@ class OciSandbox implements RunningSandbox {
       });
     }
     const reason = code === 0 ? undefined : lastError(this.log);
+    // With a complaint: it was ended before the command took the place of the runtime's own first process.
+    const asked = code === KILLED || reason !== undefined ? reasonOfEnd(this.folder) : undefined;
+    if (asked !== undefined) return { code: 128 + signalNumber(asked), signal: asked };
     // After the pid was written only exec can still fail; a complaint while cleaning up says nothing about the command.
     if (reason !== undefined && /exec|executable|format error|chdir|not found|permission denied/i.test(reason)) {
       if (/no such file|not found/i.test(reason)) {
@@ -225,6 +231,9 @@ class OciSandbox implements RunningSandbox {
     return { code };
   }
 }
+
+/** How a runtime tells an end by SIGKILL. */
+const KILLED = 128 + signalNumber('SIGKILL');
 
 function exitOf(child: ChildProcess, program: string): Promise<{ code: number | null; signal: NodeJS.Signals | null }> {
   return new Promise((resolve, reject) => {

@@ -9,7 +9,15 @@ import { mkdirSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { failPoint } from '#base';
-import { type BlobStore, type ErofsLayer, type Image, mountImage, type OciConfig, readConfig } from '#imagesvc';
+import {
+  type BlobStore,
+  blobFilesFor,
+  type ErofsLayer,
+  type Image,
+  mountImage,
+  type OciConfig,
+  readConfig,
+} from '#imagesvc';
 import { type FileLock, processIdentity } from '#linux';
 import type { Backend, Exit, RunningSandbox } from '../backend/backend.ts';
 import { findOciRuntime } from '../backend/oci-runtime.ts';
@@ -53,6 +61,8 @@ export interface RunOptions {
   readonly keep?: boolean;
   /** A kept sandbox of the same name is removed first. */
   readonly replace?: boolean;
+  /** Data is fetched when it is read; always so where the store is no folder. */
+  readonly lazy?: boolean;
   /** Empty: the image's Cmd. */
   readonly command: readonly string[];
   readonly entrypoint?: readonly string[];
@@ -79,7 +89,7 @@ export interface RunOptions {
 export interface RunResult {
   /** 128 + n after signal n. */
   readonly exitCode: number;
-  /** Only from a backend that can tell it from an exit with 128 + n. */
+  /** What ended it, where it was a signal sent to the sandbox: by us, or by `dsec sandbox stop`. */
   readonly signal?: NodeJS.Signals;
   readonly name: string;
   /** Of a kept sandbox. */
@@ -154,7 +164,7 @@ async function takeName(
   folders: RuntimeFolders,
 ): Promise<FileLock> {
   for (let replace = options.replace === true; ; replace = false) {
-    const lock = await lockName(name, places);
+    const lock = await lockName(name, places, 'run');
     let existing: SandboxRecord | undefined;
     try {
       existing = readRecord(places.record);
@@ -228,10 +238,11 @@ class Run {
     const { options, places } = this;
     options.signal?.throwIfAborted();
     const mountFrom = performance.now();
-    const { store, base: image } = options;
+    const { store, base: image, lazy } = options;
     const { runDir, cacheDir } = this.folders;
     const { upper, work, root: target } = places;
-    await mountImage({ runDir, cacheDir, store, image, layers, target, upper, work });
+    const files = blobFilesFor({ store, lazy, runDir, cacheDir });
+    await mountImage({ runDir, cacheDir, files, image, layers, target, upper, work });
     const mountedAt = performance.now();
     failPoint('run-mounted');
 

@@ -109,7 +109,7 @@ export function listSandboxes(given: Partial<RuntimeFolders> = {}): SandboxRecor
 
 /**
  * Runs `work` with a kept sandbox, which nobody else runs, packs or removes meanwhile.
- * @throws RUNTIME_SANDBOX_NOT_FOUND, RUNTIME_SANDBOX_BUSY, RUNTIME_SANDBOX_RECORD
+ * @throws RUNTIME_SANDBOX_NOT_FOUND, RUNTIME_SANDBOX_RUNNING, RUNTIME_SANDBOX_BUSY, RUNTIME_SANDBOX_RECORD
  */
 export async function withKeptSandbox<T>(
   name: string,
@@ -117,7 +117,7 @@ export async function withKeptSandbox<T>(
   given: Partial<RuntimeFolders> = {},
 ): Promise<T> {
   const folders = runtimeFolders(given);
-  return locked(name, folders, async (record, places) => work({ ...record, upper: places.upper }));
+  return locked(name, folders, 'pack', async (record, places) => work({ ...record, upper: places.upper }));
 }
 
 /** Removes a kept sandbox with all that it changed. @throws as `withKeptSandbox` */
@@ -128,18 +128,18 @@ export async function removeSandbox(name: string, given: Partial<RuntimeFolders>
     writeRecord(places.record, { ...record, state: 'running', keep: false }, true);
     await removeFolder(places);
   };
-  await locked(name, folders, work, true);
+  await locked(name, folders, 'remove', work, true);
 }
 
 async function locked<T>(
   name: string,
   folders: RuntimeFolders,
+  purpose: LockPurpose,
   work: (record: SandboxRecord, places: SandboxFolders) => Promise<T>,
   forget = false,
 ): Promise<T> {
-  const places = sandboxFolders(folders, checkSandboxName(name));
-  if (!namesIn(folders).includes(name)) throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
-  const held = await lockName(name, places);
+  const places = sandboxNamed(name, folders);
+  const held = await lockName(name, places, purpose);
   let gone = false;
   try {
     const found = readRecord(places.record);
@@ -161,14 +161,46 @@ async function locked<T>(
 /** Somebody who puts right what others left holds a lock for a moment; that is worth a short wait. */
 const LOCK_PATIENCE_MS = 500;
 
-/** @throws RUNTIME_SANDBOX_BUSY */
-export async function lockName(name: string, places: SandboxFolders): Promise<FileLock> {
+export type LockPurpose = 'run' | 'pack' | 'remove';
+
+/** @throws RUNTIME_SANDBOX_BUSY, RUNTIME_SANDBOX_RUNNING */
+export async function lockName(name: string, places: SandboxFolders, purpose: LockPurpose): Promise<FileLock> {
   try {
     return await lock(places.lock, { timeoutMs: LOCK_PATIENCE_MS });
   } catch (error) {
-    if (isDsecError(error, 'LINUX_LOCK_TIMEOUT')) throw fail('RUNTIME_SANDBOX_BUSY', { name });
-    throw error;
+    if (!isDsecError(error, 'LINUX_LOCK_TIMEOUT')) throw error;
+    const running = runningUnder(places);
+    if (running === undefined) {
+      const remedy = purpose === 'run' ? 'wait for it to end, or choose another --name' : 'wait for it to end';
+      throw fail('RUNTIME_SANDBOX_BUSY', { name, remedy });
+    }
+    throw fail('RUNTIME_SANDBOX_RUNNING', { name, remedy: remedyOf(running, purpose) });
   }
+}
+
+function runningUnder(places: SandboxFolders): SandboxRecord | undefined {
+  try {
+    const record = readRecord(places.record);
+    return record?.state === 'running' ? record : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function remedyOf({ name, keep }: SandboxRecord, purpose: LockPurpose): string {
+  const stop = `\`dsec sandbox stop ${name}\` ends it`;
+  if (purpose === 'run') return `choose another --name; ${stop}`;
+  if (purpose === 'remove') return `${stop}; \`dsec sandbox rm --force ${name}\` ends and removes it`;
+  return keep
+    ? `wait for its command to end; ${stop}, and its changes stay`
+    : 'it was run without --keep, so its changes go when it ends: run it again with --keep';
+}
+
+/** @throws RUNTIME_SANDBOX_NAME, RUNTIME_SANDBOX_NOT_FOUND */
+export function sandboxNamed(name: string, folders: RuntimeFolders): SandboxFolders {
+  const places = sandboxFolders(folders, checkSandboxName(name));
+  if (!namesIn(folders).includes(name)) throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
+  return places;
 }
 
 function namesIn(folders: RuntimeFolders): string[] {

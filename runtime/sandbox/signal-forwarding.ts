@@ -1,14 +1,14 @@
 /**
  * Signals that `dsec run` gets are the sandbox's: each is passed on to its first process.
  *
- * A first process of a pid namespace ignores what it has no handler for, so Ctrl-C would do nothing to `sleep`. Three
- * interrupts or terminations within three seconds therefore end the sandbox with SIGKILL.
+ * One that the command has no handler for ends it, as outside a sandbox: see backend/signal-effect.ts. What the command ignores
+ * or handles without ending is up to it; three interrupts or terminations within three seconds end the sandbox with SIGKILL.
  */
 import type { RunningSandbox } from '../backend/backend.ts';
 
 /** The command line turns these four over with `takeSignals`; it has handlers of its own for them. */
 const ENDING: readonly NodeJS.Signals[] = ['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'];
-const OTHERS: readonly NodeJS.Signals[] = ['SIGUSR1', 'SIGUSR2', 'SIGWINCH'];
+const OTHERS: readonly NodeJS.Signals[] = ['SIGALRM', 'SIGCONT', 'SIGUSR1', 'SIGUSR2', 'SIGWINCH'];
 
 const IMPATIENT_TIMES = 3;
 const IMPATIENT_WITHIN_MS = 3000;

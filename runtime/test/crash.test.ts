@@ -5,7 +5,15 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import type { Image } from '#imagesvc';
 import { cgroupsOf } from '../backend/cgroup-cleanup.ts';
-import { listSandboxes, reclaimSandboxes, removeSandbox, runContainer, withKeptSandbox } from '../index.ts';
+import {
+  forceRemoveSandbox,
+  listSandboxes,
+  reclaimSandboxes,
+  removeSandbox,
+  runContainer,
+  stopSandbox,
+  withKeptSandbox,
+} from '../index.ts';
 import { busybox, canRun, NOTHING, Site, type Spawned } from './sandbox-fixture.ts';
 
 describe.skipIf(!canRun())('the process that runs a sandbox', () => {
@@ -54,6 +62,87 @@ describe.skipIf(!canRun())('the process that runs a sandbox', () => {
       expect(run.stdout.toString()).toBe(`ready\ngot ${name}\n`);
     },
   );
+
+  it.each([
+    ['SIGTERM', 143],
+    ['SIGINT', 130],
+    ['SIGHUP', 129],
+    ['SIGQUIT', 131],
+    ['SIGUSR1', 138],
+    ['SIGUSR2', 140],
+    ['SIGALRM', 142],
+  ] as const)('ends a command that does not care for %s: %i', async (signal, code) => {
+    const run = start('', { command: ['sh', '-c', 'echo ready; exec sleep 1000'] });
+    await run.sees('ready');
+    run.child.kill(signal);
+    expect(await run.finished).toEqual({ code, signal: null });
+    expect(run.stderr).toBe('');
+    expect(site.leftovers()).toEqual(NOTHING);
+  });
+
+  it('ends by no signal that is harmless by default', async () => {
+    const run = start('', { command: ['sh', '-c', 'echo ready; exec cat'] });
+    await run.sees('ready');
+    for (const signal of ['SIGWINCH', 'SIGCONT'] as const) run.child.kill(signal);
+    run.child.stdin!.end('still here');
+    expect(await run.finished).toEqual({ code: 0, signal: null });
+    expect(run.stdout.toString()).toContain('still here');
+  });
+
+  describe('stopped by another process', () => {
+    it('ends what does not care, as SIGTERM would', async () => {
+      const run = start('', { command: ['sh', '-c', 'echo ready; exec sleep 1000'], name: 'stopped' });
+      await run.sees('ready');
+      expect(await stopSandbox('stopped', { folders: site.folders })).toEqual({
+        name: 'stopped',
+        was: 'ended',
+        killed: false,
+        kept: false,
+      });
+      expect(await run.finished).toEqual({ code: 143, signal: null });
+      expect(site.leftovers()).toEqual(NOTHING);
+    });
+
+    it('lets a handler work, and keeps what was to be kept', async () => {
+      const script = `trap 'echo end > /f; exit 9' TERM; echo ready; while :; do sleep 0.05; done`;
+      const run = start(script, { name: 'graceful', keep: true });
+      await run.sees('ready');
+      await expect(removeSandbox('graceful', site.folders)).rejects.toMatchObject({
+        code: 'RUNTIME_SANDBOX_RUNNING',
+        hint: expect.stringContaining('dsec sandbox stop graceful'),
+      });
+      await expect(withKeptSandbox('graceful', async () => 0, site.folders)).rejects.toMatchObject({
+        hint: expect.not.stringContaining('--name'),
+      });
+      const stopped = await stopSandbox('graceful', { folders: site.folders });
+      expect(stopped).toMatchObject({ was: 'ended', killed: false, kept: true });
+      expect((await run.finished).code).toBe(9);
+      expect(await stopSandbox('graceful', { folders: site.folders })).toMatchObject({ was: 'not-running' });
+      const read = async ({ upper }: { upper: string }) => fs.readFileSync(join(upper, 'f'), 'utf8');
+      expect(await withKeptSandbox('graceful', read, site.folders)).toBe('end\n');
+      await forceRemoveSandbox('graceful', site.folders);
+      expect(site.leftovers()).toEqual(NOTHING);
+    });
+
+    it('kills what ignores it, and --force removes it', async () => {
+      const command = ['sh', '-c', "trap '' TERM; echo ready; exec sleep 1000"];
+      const run = start('', { command, name: 'stubborn' });
+      await run.sees('ready');
+      expect(await stopSandbox('stubborn', { timeMs: 100, folders: site.folders })).toMatchObject({ killed: true });
+      expect((await run.finished).code).toBe(137);
+      const again = start('', { command, name: 'stubborn', keep: true });
+      await again.sees('ready');
+      await forceRemoveSandbox('stubborn', site.folders);
+      expect((await again.finished).code).toBe(137);
+      expect(site.leftovers()).toEqual(NOTHING);
+    });
+
+    it('is told that there is none', async () => {
+      await expect(stopSandbox('nobody', { folders: site.folders })).rejects.toMatchObject({
+        code: 'RUNTIME_SANDBOX_NOT_FOUND',
+      });
+    });
+  });
 
   it('gives a signal to the sandbox once, also when the whole process group gets it', async () => {
     const run = start(`trap 'echo got' INT; echo ready; cat; echo end`);
@@ -108,7 +197,7 @@ describe.skipIf(!canRun())('the process that runs a sandbox', () => {
       'keeper',
       async ({ upper }) => {
         expect(fs.readdirSync(upper)).toEqual(['file']);
-        await expect(removeSandbox('keeper', site.folders)).rejects.toMatchObject({ code: 'RUNTIME_SANDBOX_BUSY' });
+        await expect(removeSandbox('keeper', site.folders)).rejects.toMatchObject({ code: 'RUNTIME_SANDBOX_RUNNING' });
       },
       site.folders,
     );
@@ -170,7 +259,9 @@ describe.skipIf(!canRun())('the process that runs a sandbox', () => {
   it('refuses a name in use', async () => {
     const run = start('echo ready; sleep 1000', { name: 'taken' });
     await run.sees('ready');
-    await expect(site.run(base, ['true'], { name: 'taken' })).rejects.toMatchObject({ code: 'RUNTIME_SANDBOX_BUSY' });
+    await expect(site.run(base, ['true'], { name: 'taken' })).rejects.toMatchObject({
+      code: 'RUNTIME_SANDBOX_RUNNING',
+    });
     run.child.kill('SIGKILL');
     await run.ended;
   });

@@ -6,10 +6,11 @@ import { fail } from '../../errors.ts';
 import { readBatchFile } from '../batch-file.ts';
 import { choice } from '../choice.ts';
 import type { CommandDefinition } from '../command.ts';
+import type { Context } from '../context.ts';
 import { type ConversionReport, reportOn } from '../conversion-report.ts';
 import { convertAllThere, convertThere, type Outcome } from '../convert-there.ts';
+import { counted } from '../counted.ts';
 import { nameFromSource } from '../name-from-source.ts';
-import type { Output } from '../output.ts';
 import { reportOf } from '../report-error.ts';
 import { type ServerOption, serverOf, withServer } from '../server-option.ts';
 import { parseSize } from '../size.ts';
@@ -33,7 +34,9 @@ export const definition: CommandDefinition = {
   description:
     'Converts an OCI image (docker://REFERENCE, oci:FOLDER[:TAG], oci-archive:FILE[:TAG]), a Docker archive (docker-archive:FILE[:REFERENCE]), a tar ' +
     '(tar:FILE) or a folder (dir:FOLDER) to EROFS and publishes it under a name. Layers are read in parallel and collapsed up to a size limit. The same ' +
-    'input gives the same digest everywhere. What is in the store already is not converted again; when it fails or is interrupted, nothing is published.',
+    'input gives the same digest everywhere. What is in the store already is not converted again; when it fails or is interrupted, nothing is published. ' +
+    'With --batch, options hold for all lines, empty lines and lines that start with # are skipped, and when one image fails the others go on: it exits ' +
+    'with the status of the first failure.',
   examples: [
     { line: 'dsec convert docker://docker.io/library/alpine:3.20', what: 'from a registry, as alpine:3.20' },
     {
@@ -47,7 +50,8 @@ export const definition: CommandDefinition = {
     },
     { line: 'dsec convert --batch images.txt', what: 'many, `SOURCE NAME` a line: what they share is converted once' },
   ],
-  configure(command, { output, progress, signal }) {
+  configure(command, context) {
+    const { output, progress, signal } = context;
     withServer(withJson(withTransfer(withStore(command))))
       .argument('[source]', 'where the image is')
       .option('--name <name:tag>', 'what it is called in the store (default: repository and tag of the source)')
@@ -64,7 +68,7 @@ export const definition: CommandDefinition = {
       )
       .option('--compress <codec>', `compress file data: ${CODEC_NAMES.join(', ')}`)
       .option('--platform <os/arch>', 'of a multi-platform image (default: that of this machine)')
-      .option('--batch <file>', 'convert every `SOURCE NAME` line of this file; - is stdin')
+      .option('--batch <file>', 'convert every `SOURCE NAME` line of this file; - is stdin; a source with blanks in ""')
       .action(async (source: string | undefined, options: Options) => {
         const { creds: credentials, insecure } = options;
         const settings = {
@@ -88,13 +92,13 @@ export const definition: CommandDefinition = {
             });
           }
           const items = await readBatchFile(options.batch, signal);
-          if (remote !== undefined) return showBatch(await convertAllThere(remote, items, settings), options, output);
+          if (remote !== undefined) return showBatch(await convertAllThere(remote, items, settings), options, context);
           const store = await openChosenStore(options);
           const outcomes = await convertBatch(store, items, settings);
           return showBatch(
             outcomes.map((outcome) => ('error' in outcome ? outcome : reportOn(outcome))),
             options,
-            output,
+            context,
           );
         }
         if (source === undefined)
@@ -117,22 +121,24 @@ function sizeOf(option: string, text: string | undefined): number | undefined {
   return text === undefined ? undefined : parseSize(option, text);
 }
 
-async function showBatch(outcomes: readonly Outcome[], options: JsonOption, output: Output): Promise<void> {
-  let failure: unknown;
+async function showBatch(outcomes: readonly Outcome[], options: JsonOption, context: Context): Promise<void> {
+  const { output } = context;
+  let failed = 0;
   for (const outcome of outcomes) {
     if ('error' in outcome) {
-      const { code, message, hint } = reportOf(outcome.error);
-      failure ??= outcome.error;
+      const { exit, code, message, hint } = reportOf(outcome.error);
+      failed++;
+      if (context.exitCode === 0) context.exitCode = exit;
       if (options.json)
         await output.json({ source: outcome.source, name: outcome.name, error: { code, message, hint } });
-      else output.note(`${outcome.name}: ${message}`);
+      else output.note(`dsec: ${outcome.name}: ${message}${hint === undefined ? '' : `\n      ${hint}`}`);
     } else {
       for (const note of outcome.notes) output.note(`${outcome.name}: ${note}`);
       if (options.json) await output.json(outcome);
       else await output.line(conversionText(outcome));
     }
   }
-  if (failure !== undefined) throw failure;
+  if (failed > 0) output.note(`dsec: ${failed} of ${counted(outcomes.length, 'image')} failed`);
 }
 
 function conversionText({
@@ -144,7 +150,7 @@ function conversionText({
   reused,
   stats,
 }: ConversionReport): string {
-  const layers = `${count} EROFS layer${count === 1 ? '' : 's'}`;
+  const layers = counted(count, 'EROFS layer');
   const size = `${humanSize(metaBytes)} metadata, ${humanSize(dataBytes)} data`;
   if (reused || stats === undefined) return `${name}: ${digest}\n${layers}, ${size}; was in the store already`;
   return `${name}: ${digest}\n${layers}, ${stats.inodes} inodes, ${size}, from ${humanSize(stats.bytesIn ?? 0)}`;

@@ -17,22 +17,27 @@ export const definition: CommandDefinition = {
   examples: [
     { line: 'dsec dump web:1', what: 'superblocks and device slots' },
     { line: 'dsec dump web:1 /bin/sh', what: 'the inode and extents of a path' },
-    { line: 'dsec dump web:1 --layer 0 --nid 36', what: 'inode 36 of the bottom layer' },
+    { line: 'dsec dump web:1 --layer 1 --nid 36', what: 'inode 36 of the bottom layer: its root folder' },
   ],
   configure(command, { output }) {
     withJson(withStore(command))
       .argument('<image>', 'name or digest')
       .argument('[path]', 'a path in the image; a link at its end is not followed')
-      .option('--nid <number>', 'an inode of one layer, by number')
-      .option('--layer <number>', 'the layer of --nid, 0 is the bottom', '0')
+      .option('--nid <number>', 'an inode of one layer, by the number that `dsec stat` shows')
+      .option('--layer <number>', 'the layer of --nid, 1 is the bottom', '1')
       .action(async (name: string, path: string | undefined, options: Options) => {
+        const nid = number('--nid', options.nid);
+        const layer = number('--layer', options.layer);
+        if (path !== undefined && nid !== undefined) {
+          throw fail('CLI_USAGE', { problem: 'give a path or --nid, not both', program: 'dsec dump' });
+        }
         const store = await openChosenStore(options);
         const tree = await openTree(store, await openImage(store, name));
         try {
           const found = dump(tree, {
             path: path === undefined ? undefined : fromText(path),
-            nid: number('--nid', options.nid),
-            layer: number('--layer', options.layer),
+            nid,
+            layer,
           });
           if (options.json) await output.json(found);
           else await output.write(dumpText(found));

@@ -14,7 +14,7 @@ interface Options extends StoreOption, JsonOption {
 export const definition: CommandDefinition = {
   description:
     'Deletes the blobs of the store that no name leads to. What is younger than the grace period stays, and so does what a running command may ' +
-    'need, what is mounted on this machine, and what kept containers ran on. Then proofs and copies of metadata in the local cache go, where their ' +
+    'need, what is mounted on this machine, and what kept sandboxes ran on. Then proofs and copies of metadata in the local cache go, where their ' +
     'blobs have gone.',
   examples: [
     { line: 'dsec gc --dry-run', what: 'what would be deleted' },

@@ -8,7 +8,8 @@ import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore
 export const definition: CommandDefinition = {
   description:
     'Shows an image: its kind, its base, its EROFS layers with the blobs they consist of and the images they are shared with, and what its ' +
-    'config says about running it. With --json also the whole config and manifest.',
+    'config says about running it. OF tells the layers that are the image’s own from the lower ones it was made on: those of its base and, of ' +
+    'a composed sandbox, of workspace and toolkits. With --json also the whole config and manifest.',
   examples: [
     { line: 'dsec inspect web:1', what: 'layers and sizes' },
     { line: 'dsec inspect web:1 --json | jq .manifest', what: 'the manifest as it is stored' },
@@ -51,7 +52,7 @@ export const definition: CommandDefinition = {
             String(i + 1),
             humanSize(meta.sizeBytes),
             humanSize(devices.reduce((total, device) => total + device.sizeBytes, 0)),
-            own ? 'image' : 'base',
+            own ? 'image' : 'lower',
             shortDigest(meta.digest),
             sharedWith.join(' '),
           ]),

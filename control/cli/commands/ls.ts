@@ -17,7 +17,10 @@ export const definition: CommandDefinition = {
   examples: [
     { line: 'dsec ls web:1 /etc', what: 'names in a folder' },
     { line: 'dsec ls -lR web:1', what: 'everything, with attributes' },
-    { line: "dsec ls -R --json web:1 /usr | jq -r 'select(.size > 1000000) | .path'", what: 'paths of large files' },
+    {
+      line: "dsec ls -R --json web:1 /usr | jq -r 'select(.sizeBytes > 1000000) | .path'",
+      what: 'paths of large files',
+    },
   ],
   configure(command, { output, signal }) {
     withStore(command)

@@ -1,16 +1,24 @@
 /** `dsec mount`: an image as a folder, through the kernel. */
 import { resolve } from 'node:path';
-import { mountImage, openImage } from '#imagesvc';
+import { blobFilesFor, mountImage, openImage, reclaimDataServers } from '#imagesvc';
 import type { CommandDefinition } from '../command.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+
+interface Options extends StoreOption, JsonOption {
+  readonly rw?: string;
+  readonly lazy?: boolean;
+}
 
 export const definition: CommandDefinition = {
   description:
     'Mounts an image on an existing folder: each EROFS layer once per machine, shared by all its mounts, OverlayFS on top. Every data ' +
     'file is proved to be the blob its layer names before the kernel sees it. Read-only, unless --rw names a folder for the changes. ' +
+    'From a store that is no folder, or with --lazy, the mount is there at once and data is fetched when it is read, verified, and kept in ' +
+    'the cache; a data server in the background does that, and ends when nothing has used it for a while. ' +
     'Needs root. The mount stays until `dsec umount`; what a crash leaves half done, the next command puts right.',
   examples: [
     { line: 'dsec mount web:1 /mnt', what: 'read-only' },
+    { line: 'dsec mount --store s3://images/dsec web:1 /mnt', what: 'lazily' },
     { line: 'dsec mount web:1 /mnt --rw /var/tmp/web-changes', what: 'writable; changes go to the named folder' },
   ],
   configure(command, { output }) {
@@ -18,11 +26,14 @@ export const definition: CommandDefinition = {
       .argument('<image>', 'name or digest')
       .argument('<target>', 'an existing folder')
       .option('--rw <folder>', 'make the mount writable; changes go to this folder, which is made when it is missing')
-      .action(async (name: string, target: string, options: StoreOption & JsonOption & { rw?: string }) => {
+      .option('--lazy', 'fetch data when it is read, also from a store that is a folder')
+      .action(async (name: string, target: string, options: Options) => {
+        await reclaimDataServers();
         const store = await openChosenStore(options);
         const image = await openImage(store, name);
         const upper = options.rw === undefined ? undefined : resolve(options.rw);
-        const mounted = await mountImage({ store, image, target, upper });
+        const files = blobFilesFor({ store, lazy: options.lazy });
+        const mounted = await mountImage({ files, image, target, upper });
         if (options.json) return output.json({ ...mounted, image: image.name, digest: image.manifestDigest });
         const count = mounted.layers.length;
         await output.line(

@@ -1,18 +1,26 @@
 /** `dsec mounts`: what is mounted on this machine. */
-import { listMounts } from '#imagesvc';
+import { listMounts, reclaimDataServers } from '#imagesvc';
 import type { CommandDefinition } from '../command.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
 
 export const definition: CommandDefinition = {
   description:
-    'Lists the images that are mounted on this machine, by `dsec mount` and by running containers. As root it first puts right what ' +
-    'crashed processes have left.',
+    'Lists the images that are mounted on this machine, by `dsec mount` and by running sandboxes. As root it first puts right what ' +
+    'crashed processes have left: a data server that has died is named, and what read through it is unmounted.',
   examples: [
     { line: 'dsec mounts', what: 'all of them' },
     { line: "dsec mounts --json | jq -r '.[].target'", what: 'only their folders' },
   ],
   configure(command, { output }) {
     withJson(command).action(async (options: JsonOption) => {
+      const { adopted, removed } = await reclaimDataServers();
+      for (const { storeUrl } of adopted)
+        output.note(`dsec: the data server of ${storeUrl} had lost its supervisor and got a new one`);
+      for (const { storeUrl, mounts } of removed) {
+        output.note(
+          `dsec: the data server of ${storeUrl} was dead${mounts.length === 0 ? '' : `, and with it ${mounts.join(', ')}: unmounted`}`,
+        );
+      }
       const mounts = await listMounts();
       if (options.json) return output.json(mounts);
       if (mounts.length === 0) return output.note('nothing is mounted');
@@ -21,14 +29,16 @@ export const definition: CommandDefinition = {
           { title: 'ID' },
           { title: 'IMAGE' },
           { title: 'LAYERS', right: true },
+          { title: 'DATA' },
           { title: 'SINCE' },
           { title: 'TARGET' },
           { title: 'CHANGES' },
         ],
-        mounts.map(({ id, image, layers, createdAt, target, upper }) => [
+        mounts.map(({ id, image, layers, lazy, createdAt, target, upper }) => [
           id,
           image?.name ?? '',
           String(layers.length),
+          lazy?.some(({ served }) => served) ? 'lazy' : 'local',
           createdAt,
           target,
           upper ?? '',

@@ -3,6 +3,7 @@ import { humanSize } from '#base';
 import { pullImage } from '#imagesvc';
 import { fail } from '../../errors.ts';
 import type { CommandDefinition } from '../command.ts';
+import { counted } from '../counted.ts';
 import { nameFromSource } from '../name-from-source.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
 import { type TransferOption, withTransfer } from '../transfer-option.ts';
@@ -10,9 +11,10 @@ import { type TransferOption, withTransfer } from '../transfer-option.ts';
 export const definition: CommandDefinition = {
   description:
     'Fetches an image that `dsec push` sent: from a registry (docker://), an OCI layout (oci:) or an archive of one (oci-archive:). Every blob ' +
-    'is verified, and published only when all have arrived. Ordinary images are converted with `dsec convert` instead.',
+    'is verified, and published only when all have arrived. Ordinary images are converted with `dsec convert` instead. Registries on loopback may be ' +
+    'plain HTTP without --insecure.',
   examples: [
-    { line: 'dsec pull docker://127.0.0.1:5000/web:1 --insecure', what: 'as web:1' },
+    { line: 'dsec pull docker://registry.example/team/web:1', what: 'as web:1' },
     { line: 'dsec pull oci:/srv/images:web --name web:2', what: 'from an OCI layout, under another name' },
   ],
   configure(command, { output, progress, signal }) {
@@ -28,7 +30,7 @@ export const definition: CommandDefinition = {
         const { image, ...pulled } = await pullImage(store, source, name, { credentials, insecure, progress, signal });
         if (options.json) return output.json({ name: image.name, digest: image.manifestDigest, ...pulled });
         await output.line(
-          `${image.name}: ${image.manifestDigest}, fetched ${pulled.fetchedBlobs} blobs (${humanSize(pulled.fetchedBytes)}), ${pulled.skippedBlobs} were there`,
+          `${image.name}: ${image.manifestDigest}, fetched ${counted(pulled.fetchedBlobs, 'blob')} (${humanSize(pulled.fetchedBytes)}), ${pulled.skippedBlobs} were there`,
         );
       });
   },

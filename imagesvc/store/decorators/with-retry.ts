@@ -1,4 +1,7 @@
-/** A range source that tries again: see retry-call.ts. Goes around hedging and limits, so that each try has its own. */
+/**
+ * A range source that tries again: see retry-call.ts. Goes around hedging, so that each try may be hedged, and
+ * inside of limits, whose queue must not count as time of a try.
+ */
 import type { RangeSource } from '#chunk-cache';
 import { RetryAllowance, type RetryOptions, retryCall } from './retry-call.ts';
 
