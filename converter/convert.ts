@@ -250,9 +250,9 @@ export class Converter {
         return { diffId: undefined, blobBytes: handler.fileBytes, tarBytes: handler.fileBytes, notes };
       }).then((result) => ({ ...result, digests: undefined }));
     }
-    const { label, compression, digest, sizeBytes, diffId } = layer;
+    const { label, prefix, compression, digest, sizeBytes, diffId } = layer;
     return this.#pool.spool({
-      job: { ...target, op: 'spool', label, compression, digest, sizeBytes, diffId },
+      job: { ...target, op: 'spool', label, prefix, compression, digest, sizeBytes, diffId },
       source: input,
       follow: this.#spoolsBecomeBlobs,
       onProgress,

@@ -26,6 +26,12 @@ export const converterErrors = {
     exit: 3,
     http: 502,
   },
+  LAYER_DEVICE_NUMBER: {
+    message:
+      '{layer}: {path}: device {major}:{minor}: Linux has major numbers up to 4095 and minor numbers up to 1048575',
+    exit: 3,
+    http: 400,
+  },
   LAYER_DIFF_ID: {
     message: '{layer}: the uncompressed layer is {actual}, the image config names {expected}',
     hint: 'layer and config do not belong together; copy the image again from where it came',
@@ -104,6 +110,11 @@ export const converterErrors = {
   },
   LAYER_SYMLINK_LOOP: {
     message: '{layer}: {path}: too many symbolic links on the way to it',
+    exit: 3,
+    http: 400,
+  },
+  LAYER_SYMLINK_TARGET: {
+    message: '{layer}: {path}: a symbolic link with a target of {length} bytes; Linux has targets of 1 to {limit}',
     exit: 3,
     http: 400,
   },
@@ -243,6 +254,12 @@ export const converterErrors = {
   SOURCE_PLATFORM_NAME: {
     message: 'platform {text}: not of the form OS/ARCH[/VARIANT]',
     hint: 'for example linux/amd64 or linux/arm/v7',
+    exit: 2,
+    http: 400,
+  },
+  SOURCE_PREFIX: {
+    message: '--prefix {prefix}: {problem}',
+    hint: 'name an absolute path in the image for a dir: or tar: source, for example --prefix /workspace',
     exit: 2,
     http: 400,
   },

@@ -3,6 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { expect, test } from 'vitest';
 import type { ErrorRow } from '#base';
+import { chunkCacheErrors } from '#chunk-cache';
 import { converterErrors } from '#converter';
 import { imagesvcErrors } from '#imagesvc';
 import { linuxErrors } from '#linux';
@@ -12,6 +13,7 @@ import { controlErrors } from '../errors.ts';
 const TABLES: Record<string, Record<string, ErrorRow>> = {
   converter: converterErrors,
   imagesvc: imagesvcErrors,
+  'chunk-cache': chunkCacheErrors,
   runtime: runtimeErrors,
   control: controlErrors,
   linux: linuxErrors,

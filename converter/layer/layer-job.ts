@@ -1,5 +1,6 @@
 /** What the converter asks of its workers, and what they answer: plain, cloneable values. */
 import type { MessagePort } from 'node:worker_threads';
+import type { ByteString } from '#base';
 import type { CodecName } from './cluster-codec.ts';
 import type { SpoolIndex } from './spool-format.ts';
 
@@ -8,6 +9,8 @@ export interface SpoolJob {
   readonly op: 'spool';
   readonly label: string;
   readonly layer: number;
+  /** Where in the image its tree is placed; see entry-prefix.ts. */
+  readonly prefix: ByteString | undefined;
   readonly source:
     | { readonly kind: 'file'; readonly path: string; readonly offset: number; readonly sizeBytes: number }
     | { readonly kind: 'stream'; readonly port: MessagePort }

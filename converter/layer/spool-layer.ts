@@ -8,6 +8,7 @@ import { fail } from '../errors.ts';
 import { codecFor } from './cluster-codec.ts';
 import { decompress } from './decompress.ts';
 import type { Entry, EntryHandler } from './entry.ts';
+import { underPrefix } from './entry-prefix.ts';
 import { FileSpool } from './file-spool.ts';
 import { readFolder } from './folder-reader.ts';
 import type { SpoolJob, SpoolResult } from './layer-job.ts';
@@ -27,7 +28,7 @@ export interface SpoolContext {
 
 export async function spoolLayer(job: SpoolJob, context: SpoolContext): Promise<SpoolResult> {
   const { source } = job;
-  if (source.kind === 'folder') return spoolEntries(job, (handler) => spoolFolder(source.path, handler, context));
+  if (source.kind === 'folder') return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context));
   return spoolEntries(
     job,
     (handler) => spoolTar(job, source, handler, context),
@@ -123,7 +124,7 @@ async function spoolTar(
   );
   // A tar that nobody vouches for has nothing to be compared with.
   const tarHash = job.diffId === undefined ? undefined : createHash('sha256');
-  const reader = new TarReader(handler, { label: job.label });
+  const reader = new TarReader(underPrefix(job.prefix, handler), { label: job.label });
   let tarBytes = 0;
   for await (const chunk of decompress(blob, job.compression, { label: job.label })) {
     tarHash?.update(chunk);
@@ -153,11 +154,12 @@ function checkDigest(code: 'LAYER_DIGEST', job: SpoolJob, hash: Hash, expected: 
 }
 
 async function spoolFolder(
+  job: SpoolJob,
   path: string,
   handler: EntryHandler & { readonly fileBytes: number },
   context: SpoolContext,
 ): Promise<InputFacts> {
-  const { notes } = await readFolder(path, handler);
+  const { notes } = await readFolder(path, underPrefix(job.prefix, handler));
   context.progress(handler.fileBytes);
   return { diffId: undefined, blobBytes: handler.fileBytes, tarBytes: handler.fileBytes, notes };
 }

@@ -1,13 +1,14 @@
 /** `dir:`: a folder of this machine as an image of one layer, with a minimal config. */
 import { stat } from 'node:fs/promises';
 import { basename, resolve } from 'node:path';
+import type { ByteString } from '#base';
 import { fail } from '../errors.ts';
 import type { ImageSource, Platform } from './image-source.ts';
 import { pathError } from './local-file.ts';
 import { minimalConfig } from './manifest.ts';
 import { hostPlatform } from './platform.ts';
 
-export function folderSource(description: string, path: string, platform?: Platform): ImageSource {
+export function folderSource(description: string, path: string, platform?: Platform, prefix?: ByteString): ImageSource {
   const folder = resolve(path);
   return {
     description,
@@ -33,6 +34,7 @@ export function folderSource(description: string, path: string, platform?: Platf
             diffId: undefined,
             compression: 'plain',
             input: { kind: 'folder', path: folder },
+            prefix,
           },
         ],
       };

@@ -2,7 +2,7 @@
  * Where an image comes from. A source names one image, already resolved to one platform: its config and its layers,
  * bottom first. It moves bytes; verifying digests, inflating and parsing are the converter's.
  */
-import type { Digest } from '#base';
+import type { ByteString, Digest } from '#base';
 import type { EntryHandler } from '../layer/entry.ts';
 
 export interface ImageSource {
@@ -37,6 +37,8 @@ export interface SourceLayer {
   /** By media type; `detect`: look at the first bytes. */
   readonly compression: 'gzip' | 'zstd' | 'plain' | 'detect';
   readonly input: LayerInput;
+  /** Its tree is placed below this folder: components with a slash between them. Only of a file or a folder. */
+  readonly prefix?: ByteString;
 }
 
 export type LayerInput =
@@ -59,6 +61,8 @@ export interface Platform {
 export interface SourceOptions {
   /** `os/arch[/variant]`; this machine's by default. */
   readonly platform?: Platform;
+  /** Absolute path of the folder that the tree of `dir:` or `tar:` is placed at, in place of the root. */
+  readonly prefix?: string;
   /** `user:password`, in place of ~/.docker/config.json. */
   readonly credentials?: string;
   /** Plain HTTP, and TLS certificates unverified. */

@@ -1,12 +1,18 @@
 /** `tar:`: the tar of one file system as an image of one layer, compressed or not, with a minimal config. */
 import { basename, resolve } from 'node:path';
+import type { ByteString } from '#base';
 import { fail } from '../errors.ts';
 import type { ImageSource, Platform } from './image-source.ts';
 import { openRegular } from './local-file.ts';
 import { minimalConfig } from './manifest.ts';
 import { hostPlatform } from './platform.ts';
 
-export function tarFileSource(description: string, path: string, platform?: Platform): ImageSource {
+export function tarFileSource(
+  description: string,
+  path: string,
+  platform?: Platform,
+  prefix?: ByteString,
+): ImageSource {
   const file = resolve(path);
   return {
     description,
@@ -25,6 +31,7 @@ export function tarFileSource(description: string, path: string, platform?: Plat
             diffId: undefined,
             compression: 'detect',
             input: { kind: 'file', path: file, offset: 0, sizeBytes },
+            prefix,
           },
         ],
       };

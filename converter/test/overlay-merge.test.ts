@@ -125,6 +125,19 @@ describe('hard links', () => {
     expect(groupsOf([[file('a')], [hardlink('b', 'a'), hardlink('c', 'a')]])[1]).toEqual(['b=1', 'c=1']);
   });
 
+  test('reach what their own layer deletes', () => {
+    expect(groupsOf([[file('a')], [hardlink('c', 'a'), gone('a')]])[1]).toEqual(['-a', 'c']);
+    expect(
+      groupsOf(
+        [
+          [dir('d'), file('d/a')],
+          [hardlink('c', 'd/a'), hardlink('e', 'd/a'), gone('d')],
+        ],
+        true,
+      ),
+    ).toEqual([['c=1', 'e=1']]);
+  });
+
   test('to nothing, before their target, in a circle and to directories are refused', () => {
     expect(codeOf(() => groupsOf([[hardlink('a', 'nothing')]]))).toBe('LAYER_LINK_TARGET');
     expect(codeOf(() => groupsOf([[hardlink('b', 'a'), file('a')]]))).toBe('LAYER_LINK_TARGET');
@@ -191,6 +204,25 @@ describe('attributes', () => {
     tree.apply(layerOf([{ path: 'w', kind: 'char' }]));
     expect(tree.root.children.get('w')!.kind).toBe('file');
     expect(tree.notes[0]).toContain('0:0');
+  });
+
+  test('links to a 0:0 device are left out with it', () => {
+    const tree = new OverlayTree();
+    tree.apply(layerOf([{ path: 'a', kind: 'char' }, hardlink('b', 'a'), hardlink('c', 'b'), file('d')]));
+    expect(linesOf(tree.root, new GroupView(0))).toEqual(['d']);
+    expect(tree.notes).toHaveLength(3);
+  });
+
+  test('device numbers and link targets that Linux cannot hold are refused', () => {
+    const device = (major: number, minor: number) =>
+      codeOf(() => groupsOf([[{ path: 'd', kind: 'char', major, minor }]]));
+    expect([device(4096, 0), device(0, 1 << 20), device(4095, 0xfffff)]).toEqual([
+      'LAYER_DEVICE_NUMBER',
+      'LAYER_DEVICE_NUMBER',
+      undefined,
+    ]);
+    const link = (length: number) => codeOf(() => groupsOf([[symlink('l', 't'.repeat(length))]]));
+    expect([link(0), link(4095), link(4096)]).toEqual(['LAYER_SYMLINK_TARGET', undefined, 'LAYER_SYMLINK_TARGET']);
   });
 });
 

@@ -17,6 +17,10 @@ const MAX_NAME_BYTES = 255;
 const MAX_PATH_BYTES = 32768;
 /** An inode's attribute area holds at most 65535 * 4 bytes. */
 const MAX_XATTR_BYTES = 260_000;
+const MAX_MAJOR = 0xfff;
+const MAX_MINOR = 0xfffff;
+/** PATH_MAX less its terminator. */
+const MAX_TARGET_BYTES = 4095;
 const OPAQUE_MARK = '.wh..wh..opq';
 
 export interface LayerInput {
@@ -55,11 +59,18 @@ export class OverlayTree {
 
   apply(layer: LayerInput): void {
     this.root.touched = this.group;
+    this.#hidden.clear();
+    this.#leftOut.clear();
     forEachEntry(layer.index, (entry) => this.#hideLower(layer, entry));
     forEachEntry(layer.index, (entry, dataId) => this.#add(layer, entry, dataId < 0 ? undefined : layer.data[dataId]!));
   }
 
   // ---- first pass: what the layer hides below it
+
+  /** What the layer's marks took out: its own hard links may still mean it, since they are read as the layer is. */
+  readonly #hidden = new Map<DirNode, Map<ByteString, Node>>();
+  /** Paths of 0:0 devices that were left out of the layer, and of the links to them. */
+  readonly #leftOut = new Set<ByteString>();
 
   #hideLower(layer: LayerInput, entry: Entry): void {
     if (entry.kind === 'whiteout' || entry.kind === 'opaque') {
@@ -91,14 +102,21 @@ export class OverlayTree {
 
   #whiteout(parent: DirNode, name: ByteString): void {
     const gone = parent.children.get(name);
-    if (gone !== undefined) this.#remove(parent, name, gone);
+    if (gone !== undefined) this.#hide(parent, name, gone);
     else if (this.#keepAll) parent.hide(name, true, this.group);
   }
 
   #makeOpaque(dir: DirNode): void {
-    for (const [name, child] of dir.children) this.#remove(dir, name, child);
+    for (const [name, child] of dir.children) this.#hide(dir, name, child);
     // OverlayFS merges the roots of all layers whatever their attributes: there, each name gets a whiteout.
     if (dir !== this.root) dir.opaque = this.group;
+  }
+
+  #hide(parent: DirNode, name: ByteString, child: Node): void {
+    const names = this.#hidden.get(parent) ?? new Map<ByteString, Node>();
+    names.set(name, child);
+    this.#hidden.set(parent, names);
+    this.#remove(parent, name, child);
   }
 
   /** Takes a name out, remembering it if a lower group has it. */
@@ -134,13 +152,26 @@ export class OverlayTree {
       return;
     }
     if (entry.kind === 'char' && entry.major === 0 && entry.minor === 0) {
-      this.notes.push(
-        `${layer.label}: ${display(entry.path)}: character device 0:0 left out (OverlayFS would read it as a whiteout)`,
+      this.#leaveOut(
+        layer,
+        entry,
+        [...parts, name],
+        'character device 0:0 left out (OverlayFS would read it as a whiteout)',
       );
       return;
     }
+    if (entry.kind === 'hardlink' && this.#leftOut.has(splitPath(entry.target).join('/'))) {
+      this.#leaveOut(layer, entry, [...parts, name], 'link to a character device 0:0 left out');
+      return;
+    }
+    checkRepresentable(layer, entry);
     const parent = this.#walk(layer, entry, parts, true)!;
     this.#place(layer, parent, name, this.#cleaned(layer, entry), data);
+  }
+
+  #leaveOut(layer: LayerInput, entry: Entry, parts: readonly ByteString[], why: string): void {
+    this.#leftOut.add(parts.join('/'));
+    this.notes.push(`${layer.label}: ${display(entry.path)}: ${why}`);
   }
 
   #place(layer: LayerInput, parent: DirNode, name: ByteString, entry: Entry, data: FileData | undefined): void {
@@ -169,8 +200,8 @@ export class OverlayTree {
   #linkTarget(layer: LayerInput, entry: Entry): LeafNode {
     const parts = splitPath(entry.target);
     const name = parts.pop();
-    const parent = name === undefined ? undefined : this.#walk(layer, entry, parts, false, false);
-    const target = parent?.children.get(name!);
+    const parent = name === undefined ? undefined : this.#walk(layer, entry, parts, 'also hidden');
+    const target = parent?.children.get(name!) ?? (parent && this.#hidden.get(parent)?.get(name!));
     const what = { layer: layer.label, path: display(entry.path), target: display(entry.target) };
     if (target === undefined) throw fail('LAYER_LINK_TARGET', what);
     if (target.kind === 'dir') throw fail('LAYER_LINK_TO_DIRECTORY', what);
@@ -182,16 +213,17 @@ export class OverlayTree {
   }
 
   /**
-   * The directory at `parts`, following symlinks inside the root. With `create`, what is missing is made and every
-   * directory on the way becomes part of the group's layer. Undefined when it does not exist.
+   * The directory at `parts`, following symlinks inside the root. Undefined when it does not exist. True: what is missing is
+   * made. `where possible`: unless something else is in its place. `also hidden`: what the layer's marks took out is found, too.
+   * Every directory on the way becomes part of the group's layer, but for the last of these.
    */
   #walk(
     layer: LayerInput,
     entry: Entry,
     parts: readonly ByteString[],
-    create: boolean | 'where possible',
-    touch = true,
+    mode: boolean | 'where possible' | 'also hidden',
   ): DirNode | undefined {
+    const create = mode === true || mode === 'where possible';
     const todo = parts.slice().reverse();
     const stack: DirNode[] = [this.root];
     let hops = 0;
@@ -203,7 +235,7 @@ export class OverlayTree {
         continue;
       }
       const here = stack[stack.length - 1]!;
-      let next = here.children.get(name);
+      let next = here.children.get(name) ?? (mode === 'also hidden' ? this.#hidden.get(here)?.get(name) : undefined);
       if (next === undefined) {
         if (!create) return undefined;
         next = new DirNode(this.group);
@@ -217,7 +249,7 @@ export class OverlayTree {
         }
         if (next.target.startsWith('/')) stack.length = 1;
         for (const part of next.target.split('/').reverse()) todo.push(part);
-      } else if (create === true) {
+      } else if (mode === true) {
         throw fail('LAYER_PARENT_NOT_DIRECTORY', {
           layer: layer.label,
           path: display(entry.path),
@@ -227,7 +259,7 @@ export class OverlayTree {
         return undefined;
       }
     }
-    if (touch) for (const dir of stack) dir.touched = this.group;
+    if (mode !== 'also hidden') for (const dir of stack) dir.touched = this.group;
     return stack[stack.length - 1]!;
   }
 
@@ -275,6 +307,18 @@ export class OverlayTree {
     }
     if (entry.xattrs.size === 0) entry.xattrs = undefined;
     return entry;
+  }
+}
+
+/** Refuses what Linux cannot hold: it would come out as something else. */
+function checkRepresentable(layer: LayerInput, entry: Entry): void {
+  const where = { layer: layer.label, path: display(entry.path) };
+  if (entry.kind === 'char' || entry.kind === 'block') {
+    const { major, minor } = entry;
+    if (major > MAX_MAJOR || minor > MAX_MINOR) throw fail('LAYER_DEVICE_NUMBER', { ...where, major, minor });
+  }
+  if (entry.kind === 'symlink' && (entry.target === '' || entry.target.length > MAX_TARGET_BYTES)) {
+    throw fail('LAYER_SYMLINK_TARGET', { ...where, length: entry.target.length, limit: MAX_TARGET_BYTES });
   }
 }
 

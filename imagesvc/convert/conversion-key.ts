@@ -21,7 +21,8 @@ export interface ShapingOptions {
 export function conversionKey(image: SourceImage, options: ShapingOptions): string | undefined {
   const layers = image.layers.map((layer) => layer.diffId ?? layer.digest);
   if (layers.length === 0 || layers.some((id) => id === undefined)) return undefined;
+  const prefixes = image.layers.map((layer) => layer.prefix).filter((prefix) => prefix !== undefined);
   const facts = [CONVERTER_VERSION, digestOf(image.config), layers, options.kind, options.collapse];
   const shape = [options.collapseLimitBytes, options.inlineLimitBytes, options.compress ?? '', options.cuts];
-  return hexOf(digestOf(JSON.stringify([...facts, ...shape])));
+  return hexOf(digestOf(JSON.stringify([...facts, ...shape, ...prefixes])));
 }

@@ -35,6 +35,7 @@ export interface ConvertToStoreOptions {
   readonly compress?: CodecName;
   /** See SourceOptions of the converter. */
   readonly platform?: Platform;
+  readonly prefix?: string;
   readonly credentials?: string;
   readonly insecure?: boolean;
   readonly progress?: Progress;
@@ -110,9 +111,10 @@ async function convertAll(
   try {
     for (const item of items) {
       try {
-        const { platform, credentials, insecure, signal } = options;
+        const { platform, prefix, credentials, insecure, signal } = options;
         const handle = await openSource(item.source, {
           platform,
+          prefix,
           credentials,
           insecure,
           signal,

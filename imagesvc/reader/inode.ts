@@ -29,7 +29,7 @@ export interface Inode {
 }
 
 /** Linux refuses longer ones. */
-const LINK_TARGET_MAX_BYTES = 4096;
+const LINK_TARGET_MAX_BYTES = 4095;
 
 export function readInode(meta: Metadata, nid: number): Inode {
   const { sb, bytes } = meta;

@@ -162,7 +162,8 @@ describe.skipIf(!hasMkfs || !isRoot)('the merged view of three layers', () => {
     expect(tree.lookup('/cut').parts.map((part) => part.layer)).toEqual([1]);
     expect(tree.find('/both/gone')).toBeUndefined();
     expect(tree.find('/never-there')).toBeUndefined();
-    expect(statText(statPath(tree, '/three'))).toContain('Merged: layers 2, 1, 0');
+    expect(statText(statPath(tree, '/three'))).toContain('Merged: layers 3, 2, 1');
+    expect(statJson(statPath(tree, '/three'))).toMatchObject({ layer: 3, mergedLayers: [3, 2, 1] });
   });
 
   test('follows links inside the image, and finds hard links', async () => {
@@ -317,7 +318,8 @@ describe.skipIf(!hasMkfs)('an image in a store', () => {
     );
     expect(rows.find((row) => row.path === '/text-100')).toMatchObject({
       kind: 'file',
-      size: 100,
+      sizeBytes: 100,
+      layer: 1,
       mtimeSec: 1000,
       mtimeNsec: 250_000_000,
     });

@@ -1,7 +1,7 @@
 /** versitygw, an S3 server over a folder, on a free port of 127.0.0.1. Where it is missing, tests against it are skipped. */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync } from 'node:fs';
-import { type AddressInfo, createServer } from 'node:net';
+import { type AddressInfo, connect, createServer } from 'node:net';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -19,6 +19,12 @@ export function findS3Server(who: string): string | undefined {
   return undefined;
 }
 
+/** Files in PEM. */
+export interface Tls {
+  readonly cert: string;
+  readonly key: string;
+}
+
 export class LoopbackS3 {
   readonly endpoint: string;
   readonly folder: string;
@@ -26,17 +32,20 @@ export class LoopbackS3 {
   readonly #port: number;
   #server: ChildProcess | undefined;
 
-  private constructor(program: string, folder: string, port: number) {
+  readonly #arguments: readonly string[];
+
+  private constructor(program: string, folder: string, port: number, tls: Tls | undefined) {
     this.#program = program;
     this.folder = folder;
     this.#port = port;
-    this.endpoint = `http://127.0.0.1:${port}`;
+    this.#arguments = tls === undefined ? [] : ['--cert', tls.cert, '--key', tls.key];
+    this.endpoint = `${tls === undefined ? 'http' : 'https'}://127.0.0.1:${port}`;
   }
 
   /** With an empty bucket of this name. */
-  static async start(program: string, folder: string, bucket: string): Promise<LoopbackS3> {
+  static async start(program: string, folder: string, bucket: string, tls?: Tls): Promise<LoopbackS3> {
     mkdirSync(join(folder, 'buckets', bucket), { recursive: true });
-    const s3 = new LoopbackS3(program, folder, await freePort());
+    const s3 = new LoopbackS3(program, folder, await freePort(), tls);
     await s3.restart();
     return s3;
   }
@@ -48,7 +57,7 @@ export class LoopbackS3 {
   async restart(): Promise<void> {
     const server = spawn(
       this.#program,
-      ['--port', `127.0.0.1:${this.#port}`, '--quiet', 'posix', join(this.folder, 'buckets')],
+      ['--port', `127.0.0.1:${this.#port}`, '--quiet', ...this.#arguments, 'posix', join(this.folder, 'buckets')],
       {
         stdio: 'ignore',
         env: {
@@ -60,8 +69,7 @@ export class LoopbackS3 {
     );
     this.#server = server;
     for (let tries = 0; ; tries++) {
-      const answer = await fetch(this.endpoint).catch(() => undefined);
-      if (answer !== undefined) return;
+      if (await answers(this.#port)) return;
       if (tries > 400 || server.exitCode !== null) {
         server.kill('SIGKILL');
         throw new Error(`versitygw does not answer on ${this.endpoint}`);
@@ -79,6 +87,14 @@ export class LoopbackS3 {
     server.kill('SIGKILL');
     await ended;
   }
+}
+
+function answers(port: number): Promise<boolean> {
+  return new Promise((done) => {
+    const socket = connect(port, '127.0.0.1');
+    socket.on('connect', () => done(true)).on('error', () => done(false));
+    socket.on('connect', () => socket.destroy());
+  });
 }
 
 async function freePort(): Promise<number> {

@@ -129,15 +129,35 @@ describe('an image layout', () => {
       image: { manifestDigest: other.manifestDigest },
     });
     await expect(pullImage(to, `oci:${layout}`, 'x')).rejects.toMatchObject({
-      code: 'CATALOG_LAYOUT',
-      message: expect.stringContaining('name one of: v2, v1') as string,
+      code: 'CATALOG_LAYOUT_AMBIGUOUS',
+      exit: 2,
+      message: expect.stringContaining('several images: v2, v1') as string,
     });
-    await expect(pullImage(to, `oci:${layout}:v3`, 'x')).rejects.toMatchObject({ code: 'CATALOG_LAYOUT' });
+    await expect(pullImage(to, `oci:${layout}:v3`, 'x')).rejects.toMatchObject({
+      code: 'CATALOG_LAYOUT_NOT_FOUND',
+      exit: 4,
+      hint: 'it has: v2, v1; use one of these names, or none if there is only one image',
+    });
   });
 
   test('without a tag', async () => {
     await pushImage(from, 'app:1', `oci:${root}/l`);
     await pushImage(from, 'app:1', `oci:${root}/l`);
+    await pullImage(to, `oci:${root}/l`, 'x');
+    await same(to, 'x');
+    await pullImage(to, `oci:${root}/l:latest`, 'y');
+    await same(to, 'y');
+  });
+
+  test('without a tag takes away no name of the same image', async () => {
+    await pushImage(from, 'app:1', `oci:${root}/l:v1`);
+    await pushImage(from, 'app:1', `oci:${root}/l:v2`);
+    await pushImage(from, 'app:1', `oci:${root}/l`);
+    const { manifests } = JSON.parse(readFileSync(join(root, 'l/index.json'), 'utf8')) as {
+      manifests: { annotations: Record<string, string> }[];
+    };
+    expect(manifests.map(({ annotations }) => Object.values(annotations)[0])).toEqual(['v1', 'v2', 'latest']);
+    // Three names of one image: no choice is needed.
     await pullImage(to, `oci:${root}/l`, 'x');
     await same(to, 'x');
   });
@@ -148,7 +168,14 @@ describe('an image layout', () => {
     await expect(pushImage(from, 'app:1', `oci:${root}/mine`)).rejects.toMatchObject({ code: 'CATALOG_LAYOUT' });
     await expect(pushImage(from, 'app:1', `oci:${root}/mine/thesis`)).rejects.toMatchObject({ code: 'CATALOG_LAYOUT' });
     expect(readdirSync(join(root, 'mine'))).toEqual(['thesis']);
-    await expect(pullImage(to, `oci:${root}/nowhere:x`, 'x')).rejects.toMatchObject({ code: 'CATALOG_LAYOUT' });
+    await expect(pullImage(to, `oci:${root}/nowhere:x`, 'x')).rejects.toMatchObject({
+      code: 'CATALOG_LAYOUT_NOT_FOUND',
+      message: `oci:${root}/nowhere:x: no such folder`,
+    });
+    await expect(pullImage(to, `oci:${root}/mine`, 'x')).rejects.toMatchObject({
+      code: 'CATALOG_LAYOUT_NOT_FOUND',
+      message: expect.stringContaining('no index.json') as string,
+    });
     await nothingIn(to);
   });
 
@@ -218,7 +245,8 @@ describe('an image layout', () => {
       '{"manifests":[]}',
     ]) {
       writeFileSync(join(root, 'l/index.json'), text);
-      await expect(pullImage(to, `oci:${root}/l:1`, 'x')).rejects.toMatchObject({ code: 'CATALOG_LAYOUT' });
+      const code = text.endsWith('[]}') ? 'CATALOG_LAYOUT_NOT_FOUND' : 'CATALOG_LAYOUT';
+      await expect(pullImage(to, `oci:${root}/l:1`, 'x')).rejects.toMatchObject({ code });
     }
     await nothingIn(to);
   });

@@ -222,7 +222,7 @@ describe.skipIf(!hasMkfs)('over images in a store', () => {
     };
     expect(out.layers[0]!.superblock).toMatchObject({ blockSize: 4096, rootNid: a.layers[0]!.reader.rootNid });
     expect(out.layers[0]!.devices).toMatchObject([{ slot: 1, blob: imageA.layers[0]!.devices[0]!.blob.digest }]);
-    expect(out.inodes).toMatchObject([{ kind: 'file', layout: '4 (chunk based)', size: 2_000_000 }]);
+    expect(out.inodes).toMatchObject([{ kind: 'file', layout: '4 (chunk based)', layer: 1, sizeBytes: 2_000_000 }]);
     expect(out.inodes[0]!.extents.reduce((sum, extent) => sum + extent.length, 0)).toBe(2_000_000);
     expect(dump(a, { nid: out.inodes[0]!.nid }).inodes).toEqual(out.inodes);
     const text = dumpText(out);
@@ -230,5 +230,11 @@ describe.skipIf(!hasMkfs)('over images in a store', () => {
     expect(text).toContain('layout: 4 (chunk based)');
     expect(JSON.parse(JSON.stringify(dump(a, { path: '/deep' })))).toMatchObject({ path: '/deep' });
     expect(() => dump(a, { nid: 1, layer: 7 })).toThrow(expect.objectContaining({ code: 'TREE_NOT_FOUND' }));
+    expect(() => dump(a, { nid: 1, layer: 0 })).toThrow(expect.objectContaining({ code: 'TREE_NOT_FOUND' }));
+    for (const nid of [1, 123_456_789, Number.MAX_SAFE_INTEGER]) {
+      expect(() => dump(a, { nid })).toThrow(
+        expect.objectContaining({ code: 'TREE_NO_INODE', exit: 4, message: expect.stringContaining(`no inode ${nid} in`) }),
+      );
+    }
   });
 });

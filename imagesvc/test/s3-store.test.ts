@@ -1,4 +1,5 @@
 /** The S3 store against a real S3 server, where there is one. */
+import { execFileSync, spawnSync } from 'node:child_process';
 import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -243,6 +244,68 @@ describe.skipIf(program === undefined)('an S3 bucket', () => {
     await dead.remove();
     expect(filesIn(inBucket('work/work'))).toEqual([]);
   }, 30_000);
+
+  test.skipIf(spawnSync('openssl', ['version']).status !== 0)('over TLS with an authority of our own', async () => {
+    const [cert, key] = [join(root, 'cert.pem'), join(root, 'key.pem')];
+    const made = [
+      'req',
+      '-x509',
+      '-newkey',
+      'rsa:2048',
+      '-nodes',
+      '-days',
+      '2',
+      '-subj',
+      '/CN=test',
+      '-keyout',
+      key,
+      '-out',
+      cert,
+    ];
+    execFileSync('openssl', [...made, '-addext', 'subjectAltName=IP:127.0.0.1'], { stdio: 'ignore' });
+    const secure = await LoopbackS3.start(program!, join(root, 'secure'), 'bucket', { cert, key });
+    try {
+      const store = new S3Store(`${secure.url('bucket', 'tls')}&ca=${cert}`, { env: environment() });
+      await store.open();
+      const digest = await store.put(Buffer.from('x'));
+      expect((await store.readVerified(digest)).toString()).toBe('x');
+      const untrusted = new S3Store(secure.url('bucket', 'tls'), { env: environment() });
+      await expect(untrusted.open()).rejects.toMatchObject({ code: 'STORE_CERTIFICATE', retryable: false });
+      const noFile = new S3Store(`${secure.url('bucket', 'tls')}&ca=/no/such.pem`, { env: environment() });
+      await expect(noFile.open()).rejects.toMatchObject({ code: 'STORE_CERTIFICATE' });
+      const plain = secure.url('bucket', 'tls').replace('https', 'http');
+      await expect(new S3Store(plain, { env: environment(), retry: { attempts: 1 } }).open()).rejects.toMatchObject({
+        exit: 6,
+      });
+    } finally {
+      await secure.stop();
+    }
+  });
+
+  test('keys of a profile; none at all is said', async () => {
+    const before = { ...process.env };
+    writeFileSync(
+      join(root, 'credentials'),
+      `[images]\naws_access_key_id = ${S3_KEYS.AWS_ACCESS_KEY_ID}\naws_secret_access_key = ${S3_KEYS.AWS_SECRET_ACCESS_KEY}\n`,
+    );
+    Object.assign(process.env, {
+      AWS_SHARED_CREDENTIALS_FILE: join(root, 'credentials'),
+      AWS_CONFIG_FILE: join(root, 'no-config'),
+      AWS_EC2_METADATA_DISABLED: 'true',
+      DSEC_CACHE: join(root, 'cache'),
+    });
+    try {
+      const store = new S3Store(`${s3.url('bucket', 'profile')}&profile=images`);
+      await store.open();
+      const digest = await store.put(Buffer.from('x'));
+      expect((await store.readVerified(digest)).toString()).toBe('x');
+      const none = new S3Store(s3.url('bucket', 'profile'));
+      await expect(none.open()).rejects.toMatchObject({ code: 'STORE_CREDENTIALS', exit: 5 });
+    } finally {
+      for (const name of Object.keys(process.env)) if (!(name in before)) delete process.env[name];
+      Object.assign(process.env, before);
+    }
+  });
 
   test('openStore reads the environment', async () => {
     const before = { ...process.env };

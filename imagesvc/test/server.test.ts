@@ -409,11 +409,8 @@ describe('callers', () => {
 
   beforeAll(async () => {
     folder = mkdtempSync(join(tmpdir(), 'dsec-tokens-'));
-    write(
-      ['reader', 'writer', 'admin'].map(
-        (name) => `${name} ${name.replace(/er$|r$/, '').replace('writ', 'write')} ${digestOf(`${name}-token`)}`,
-      ),
-    );
+    const roles = { reader: 'read', writer: 'write', admin: 'admin' };
+    write(Object.entries(roles).map(([name, role]) => `${name} ${role} ${digestOf(`${name}-token`)}`));
     tokens = new Tokens({ file: join(folder, 'tokens') });
     guarded = await ServiceFixture.start({ runner: new HandRunner(), tokens, limits: { requestsPerCaller: 3 } });
   });

@@ -27,6 +27,7 @@ interface Options extends StoreOption, TransferOption, JsonOption, ServerOption 
   readonly inlineLimit?: string;
   readonly compress?: string;
   readonly platform?: string;
+  readonly prefix?: string;
   readonly batch?: string;
 }
 
@@ -43,7 +44,10 @@ export const definition: CommandDefinition = {
       line: 'dsec convert oci:layouts/web:latest --name web:1 --collapse-limit 0',
       what: 'each layer an EROFS layer of its own',
     },
-    { line: 'dsec convert dir:./repo --name repo:1 --kind workspace', what: 'a folder, to be laid over a base' },
+    {
+      line: 'dsec convert dir:./repo --prefix /workspace --name repo:1 --kind workspace',
+      what: 'a folder, to be laid over a base at /workspace',
+    },
     {
       line: 'dsec convert docker://registry/team/web:1 --server https://images:7070',
       what: 'on the machine of an image service, which has its own store',
@@ -68,6 +72,7 @@ export const definition: CommandDefinition = {
       )
       .option('--compress <codec>', `compress file data: ${CODEC_NAMES.join(', ')}`)
       .option('--platform <os/arch>', 'of a multi-platform image (default: that of this machine)')
+      .option('--prefix <path>', 'of dir: and tar:, the folder of the image that the tree is placed at (default: /)')
       .option('--batch <file>', 'convert every `SOURCE NAME` line of this file; - is stdin; a source with blanks in ""')
       .action(async (source: string | undefined, options: Options) => {
         const { creds: credentials, insecure } = options;
@@ -78,12 +83,16 @@ export const definition: CommandDefinition = {
           inlineLimitBytes: sizeOf('--inline-limit', options.inlineLimit),
           compress: choice<CodecName>('--compress', options.compress, CODEC_NAMES),
           platform: options.platform === undefined ? undefined : parsePlatform(options.platform),
+          prefix: options.prefix,
           credentials,
           insecure,
           progress,
           signal,
         };
         const remote = serverOf(options);
+        if (remote !== undefined && options.prefix !== undefined) {
+          throw fail('CLI_USAGE', { problem: '--prefix cannot be used with --server', program: 'dsec convert' });
+        }
         if (options.batch !== undefined) {
           if (source !== undefined || options.name !== undefined) {
             throw fail('CLI_USAGE', {

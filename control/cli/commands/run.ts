@@ -55,6 +55,7 @@ export const definition: CommandDefinition = {
       .option('--name <name>', 'what the sandbox is called; a random name by default')
       .option('--keep', 'keep its changes when the command has ended')
       .option('--replace', 'first remove a kept sandbox of the same name')
+      .option('--lazy', 'fetch data when it is read, also from a store that is a folder')
       .option(
         '-e, --env <variable>',
         'NAME=VALUE, or NAME to pass on what it is here; may be given several times',
@@ -119,6 +120,7 @@ async function run(name: string, args: string[], options: Options, context: Cont
     name: options.name,
     keep: options.keep ?? false,
     replace: options.replace ?? false,
+    lazy: options.lazy,
     command: args,
     entrypoint: options.entrypoint === undefined ? undefined : [options.entrypoint],
     env: options.env,

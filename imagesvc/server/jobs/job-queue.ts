@@ -59,7 +59,8 @@ export class JobQueue {
   #draining = false;
 
   private constructor(options: JobQueueOptions) {
-    this.#options = { concurrency: 2, perCaller: 32, waiting: 1000, keepMs: WEEK_MS, ...options };
+    const { concurrency = 2, perCaller = 32, waiting = 1000, keepMs = WEEK_MS } = options;
+    this.#options = { ...options, concurrency, perCaller, waiting, keepMs };
   }
 
   /** Takes up what an earlier process left. */
