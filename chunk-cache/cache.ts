@@ -149,12 +149,14 @@ export class ChunkCache {
    * kernel mount that uses the cache file does so too. The next owner finds it in `pinned()`.
    */
   pin(digest: Digest): void {
+    if (this.#closedWith !== undefined) throw this.#closedWith;
     this.#disk.setPinned(digest, true);
     this.#pinCounts.set(digest, (this.#pinCounts.get(digest) ?? 0) + 1);
   }
 
   /** Takes back one `pin`, or one that an earlier owner left. */
   unpin(digest: Digest): void {
+    if (this.#closedWith !== undefined) return;
     const left = (this.#pinCounts.get(digest) ?? 0) - 1;
     if (left > 0) {
       this.#pinCounts.set(digest, left);
@@ -181,10 +183,11 @@ export class ChunkCache {
       }));
   }
 
-  /** Takes the blob off the local disk. One that is open stays usable: its chunks are fetched again. @throws CACHE_PINNED */
+  /** Takes the blob off the local disk. One that is open stays usable: its chunks are fetched again. @throws CACHE_CLOSED, CACHE_PINNED */
   async remove(digest: Digest): Promise<void> {
-    if (this.#disk.isPinned(digest)) throw fail('CACHE_PINNED', { blob: digest });
+    if (this.#closedWith !== undefined) throw this.#closedWith;
     await this.#keeper.alone(() => {
+      if (this.#disk.isPinned(digest)) throw fail('CACHE_PINNED', { blob: digest });
       for (const blob of [...this.#disk.blobs()]) {
         if (blob.subject.digest !== digest || !blob.exists) continue;
         this.#open.get(blob)?.forgetMemory();

@@ -181,7 +181,7 @@ export class CachedBlob implements FetchTarget {
     const failures: unknown[] = [];
     for (const index of this.#chunksOf(ranges)) {
       if (failures.length > 0) break;
-      if (!this.#isMissing(index)) continue;
+      if (this.chunkState(index) !== 'cold') continue;
       const one = this.#around.fetcher.fetch(this, index, 'prefetch', options.signal).then(
         () => void onTheWay.delete(one),
         (error) => {

@@ -67,9 +67,7 @@ export class DiskBlob {
   overclaims = false;
   /** What is in the map file, a byte a chunk; undefined as long as there is no file. */
   #saved: Buffer | undefined;
-  #fd: number | undefined;
-  #busy = 0;
-  #closing = false;
+  #file: OpenFile | undefined;
   #inodeKnown = false;
   readonly #place: Place;
 
@@ -102,11 +100,7 @@ export class DiskBlob {
   }
 
   get isBusy(): boolean {
-    return this.#busy > 0;
-  }
-
-  get isOpen(): boolean {
-    return this.#fd !== undefined;
+    return this.#file !== undefined && this.#file.users > 0;
   }
 
   #set(index: number, state: typeof COLD | typeof STORED | typeof VERIFIED): void {
@@ -124,18 +118,25 @@ export class DiskBlob {
   async read(index: number, start: number, length: number, target: Buffer, at: number): Promise<boolean> {
     const word = this.states.word(index);
     if ((word & 3) === COLD) return false;
-    this.#busy++;
+    let file: OpenFile | undefined;
     try {
-      const fd = this.#open();
+      file = this.#open();
+      file.users++;
       for (let done = 0; done < length; ) {
-        const { bytesRead } = await readAt(fd, target, at + done, length - done, index * CHUNK_BYTES + start + done);
+        const { bytesRead } = await readAt(
+          file.fd,
+          target,
+          at + done,
+          length - done,
+          index * CHUNK_BYTES + start + done,
+        );
         if (bytesRead === 0) return false;
         done += bytesRead;
       }
     } catch {
       return false;
     } finally {
-      this.#idle();
+      file?.leave();
     }
     return this.states.word(index) === word;
   }
@@ -145,7 +146,7 @@ export class DiskBlob {
     const word = this.states.word(index);
     if ((word & 3) === COLD) return false;
     try {
-      const fd = this.#open();
+      const { fd } = this.#open();
       for (let done = 0; done < length; ) {
         const bytesRead = readSync(fd, target, at + done, length - done, index * CHUNK_BYTES + start + done);
         if (bytesRead === 0) return false;
@@ -171,29 +172,36 @@ export class DiskBlob {
 
   /** Writes whole chunks. They are not there before `commit`. Returns which data file they are in. */
   async write(firstChunk: number, bytes: Buffer): Promise<number> {
-    this.#busy++;
+    const file = this.#open(true);
+    const generation = this.states.fileGeneration;
+    file.users++;
     try {
-      const fd = this.#open(true);
-      const file = this.states.fileGeneration;
       failPoint('cache-fill-before-data');
       for (let done = 0; done < bytes.length; ) {
-        const { bytesWritten } = await writeAt(fd, bytes, done, bytes.length - done, firstChunk * CHUNK_BYTES + done);
+        const { bytesWritten } = await writeAt(
+          file.fd,
+          bytes,
+          done,
+          bytes.length - done,
+          firstChunk * CHUNK_BYTES + done,
+        );
         done += bytesWritten;
       }
       failPoint('cache-fill-data-written');
-      return file;
+      return generation;
     } finally {
-      this.#idle();
+      file.leave();
     }
   }
 
   /** Makes what was written safe, then claims it. Throws when it is not safe; then nothing is claimed. */
   async commit(chunks: readonly number[]): Promise<void> {
-    this.#busy++;
+    const file = this.#open();
+    file.users++;
     try {
-      await fdatasync(this.#open());
+      await fdatasync(file.fd);
     } finally {
-      this.#idle();
+      file.leave();
     }
     failPoint('cache-fill-data-synced');
     for (const index of chunks) this.#set(index, VERIFIED);
@@ -227,7 +235,7 @@ export class DiskBlob {
   /** Gives back the place of chunks that are not claimed. */
   punch(chunks: readonly number[]): void {
     const sorted = [...chunks].sort((a, b) => a - b);
-    const fd = this.#open();
+    const { fd } = this.#open();
     for (let i = 0; i < sorted.length; ) {
       let end = i + 1;
       while (end < sorted.length && sorted[end] === sorted[end - 1]! + 1) end++;
@@ -258,29 +266,21 @@ export class DiskBlob {
     this.states.newFile();
   }
 
-  /** Once nobody reads or writes through it: a descriptor's number is soon another file's. */
+  /** Those who read or write through it at the moment finish. */
   closeFile(): void {
-    this.#closing = this.#busy > 0;
-    if (this.#closing) return;
-    const fd = this.#fd;
-    this.#fd = undefined;
-    if (fd !== undefined) closeSync(fd);
+    this.#file?.retire();
+    this.#file = undefined;
   }
 
-  #idle(): void {
-    this.#busy--;
-    if (this.#busy === 0 && this.#closing) this.closeFile();
-  }
-
-  #open(create = false): number {
-    if (this.#fd !== undefined) return this.#fd;
+  #open(create = false): OpenFile {
+    if (this.#file !== undefined) return this.#file;
     const fd = this.#openOurs() ?? (create ? this.#create() : undefined);
     if (fd === undefined) {
       throw Object.assign(new Error(`${this.dataPath}: not the file that it was`), { code: 'ESTALE' });
     }
-    this.#fd = fd;
+    this.#file = new OpenFile(fd);
     this.#place.onOpen(this);
-    return fd;
+    return this.#file;
   }
 
   /** The data file that the states are about; undefined when it is gone, or another lies in its place. */
@@ -353,5 +353,26 @@ export class DiskBlob {
     } finally {
       closeSync(fd);
     }
+  }
+}
+
+/** A descriptor that is closed when it is retired and nobody uses it: its number is soon another file's. */
+class OpenFile {
+  readonly fd: number;
+  users = 0;
+  #retired = false;
+
+  constructor(fd: number) {
+    this.fd = fd;
+  }
+
+  leave(): void {
+    this.users--;
+    if (this.#retired && this.users === 0) closeSync(this.fd);
+  }
+
+  retire(): void {
+    this.#retired = true;
+    if (this.users === 0) closeSync(this.fd);
   }
 }

@@ -8,6 +8,7 @@
  */
 import { systemCode } from '#base';
 import { CHUNK_BYTES } from './chunk.ts';
+import { COLD } from './chunk-states.ts';
 import type { DiskBlob } from './disk-blob.ts';
 import type { DiskLevel } from './disk-level.ts';
 import type { EvictionPolicy } from './eviction.ts';
@@ -174,7 +175,7 @@ export class DiskKeeper {
       }
       await blob.commit(chunks);
     } catch (error) {
-      this.#giveBack(blob, chunks);
+      await giveBack(blob, chunks);
       this.#pause(error);
       for (const { fill, bytes } of parts) {
         this.#counters.bypassedBytes += bytes.length;
@@ -187,15 +188,6 @@ export class DiskKeeper {
     for (const part of parts) {
       this.#counters.storedBytes += part.bytes.length;
       part.fill.done(part.chunks.length);
-    }
-  }
-
-  /** Half of a batch may be on the disk, which is full. */
-  #giveBack(blob: DiskBlob, chunks: readonly number[]): void {
-    try {
-      if (blob.exists && !blob.pinned) blob.punch(chunks);
-    } catch {
-      // The disk that just failed fails again; opening the cache gives it back.
     }
   }
 
@@ -237,6 +229,11 @@ export class DiskKeeper {
       else indexes.push(victim.index);
     }
     for (const [blob, indexes] of leaving) {
+      // Pinned since it was chosen: its file may be in the kernel's hands by now, and must get no holes.
+      if (blob.pinned) {
+        for (const index of indexes) this.#policy.add(blob, index);
+        continue;
+      }
       this.#counters.evictedChunks += indexes.length;
       try {
         await blob.release(indexes);
@@ -254,4 +251,14 @@ export class DiskKeeper {
 /** How many chunks of the fill fit in `bytes`. */
 function wholeChunks(fill: Fill, bytes: number): number {
   return bytes >= fill.bytes.length ? fill.chunks.length : Math.max(0, Math.floor(bytes / CHUNK_BYTES));
+}
+
+/** Half of a batch may be on the disk, and half of its claims. */
+async function giveBack(blob: DiskBlob, chunks: readonly number[]): Promise<void> {
+  try {
+    await blob.withdraw();
+    if (blob.exists && !blob.pinned) blob.punch(chunks.filter((index) => blob.states.state(index) === COLD));
+  } catch {
+    // The disk that just failed fails again; opening the cache gives it back.
+  }
 }

@@ -32,8 +32,8 @@ export const imagesvcErrors = {
   },
   CATALOG_GC_UNSAFE: {
     message:
-      'nothing was collected: {name} refers to manifest {digest}, which cannot be read ({why}), so what it needs is unknown',
-    hint: 'remove it with "dsec rm {name}", or bring the manifest back, then collect again',
+      'nothing was collected: {name} refers to {manifest}, which cannot be read ({why}), so what it needs is unknown',
+    hint: 'remove it with "dsec rm {name}", or bring it back by converting or pulling it, then collect again',
     exit: 1,
     http: 409,
   },
@@ -427,6 +427,12 @@ export const imagesvcErrors = {
     exit: 4,
     http: 404,
   },
+  STORE_BLOB_NOT_FILE: {
+    message: '{path}: blob {digest} is damaged: what is in its place is no file',
+    hint: 'run "dsec verify --repair" on the image, then convert or pull it again',
+    exit: 3,
+    http: 500,
+  },
   STORE_BUCKET: {
     message: '{store}: there is no bucket "{bucket}"',
     hint: 'check its name and the endpoint; DSec makes no buckets',
@@ -613,12 +619,6 @@ export const imagesvcErrors = {
     exit: 3,
     http: 400,
   },
-  TREE_NO_INODE: {
-    message: '{image}: there is no inode {nid} in layer {layer} ({why})',
-    hint: '`dsec stat` shows the inode number of a path and its layer; the root of this layer is inode {root}',
-    exit: 4,
-    http: 404,
-  },
   TREE_NOT_A_DIRECTORY: {
     message: '{image}: {path} is a {kind}, not a directory',
     hint: 'look at it with dsec stat',
@@ -634,6 +634,12 @@ export const imagesvcErrors = {
   TREE_NOT_FOUND: {
     message: '{image} has no {path}',
     hint: 'list what is there with dsec ls',
+    exit: 4,
+    http: 404,
+  },
+  TREE_NO_INODE: {
+    message: '{image}: there is no inode {nid} in layer {layer} ({why})',
+    hint: '`dsec stat` shows the inode number of a path and its layer; the root of this layer is inode {root}',
     exit: 4,
     http: 404,
   },

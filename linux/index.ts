@@ -13,3 +13,4 @@ export * from './pipe.ts';
 export * from './process.ts';
 export * from './special.ts';
 export * from './xattr.ts';
+export { startWriteback } from './writeback.ts';

@@ -205,6 +205,33 @@ describe('eviction', () => {
     await cache.close();
   });
 
+  it('makes no hole in a blob that is pinned while it is being evicted', async () => {
+    const [whole, other] = [makeBlob(4 * MIB, 1), makeBlob(30 * MIB, 2)];
+    const options = { folder: temporaryFolder(), source: new MadeUpSource(whole, other), ...ROOMY };
+    const cache = await openChunkCache({ ...options, capacityBytes: 6 * MIB, memoryBytes: CHUNK_BYTES });
+    let given = 0;
+    for (let round = 0; round < 15; round++) {
+      const cached = cache.open(whole);
+      await cached.read(0, whole.sizeBytes);
+      await cache.flush();
+      // Eviction is at work while the path is asked for.
+      const pushing = cache.open(other).prefetch([{ offset: ((round * 3) % 26) * MIB, length: 4 * MIB }]);
+      for (let i = 0; i < round; i++) await new Promise((resolve) => setImmediate(resolve));
+      cache.pin(whole.digest);
+      const path = cached.localPath;
+      await pushing;
+      await cache.flush();
+      if (path !== undefined) {
+        given++;
+        expect(readFileSync(path).equals(whole.bytes)).toBe(true);
+      }
+      cache.unpin(whole.digest);
+    }
+    expect(given).toBeGreaterThan(0);
+    expect(cache.stats().evictedChunks).toBeGreaterThan(0);
+    await cache.close();
+  });
+
   it('does not grow over a capacity of pinned blobs, and reads go on', async () => {
     const blob = makeBlob(8 * MIB);
     const source = new MadeUpSource(blob);

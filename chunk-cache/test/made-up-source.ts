@@ -1,48 +1,15 @@
-/** Blobs made of a seed, and a source that serves them, counts what it is asked for, and misbehaves on demand. */
+/** A source that serves made-up blobs, counts what it is asked for, and misbehaves on demand. */
 import { randomBytes } from 'node:crypto';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach } from 'vitest';
-import { type Digest, digestOf } from '#base';
-import { CHUNK_BYTES, chunkCount, sha256 } from '../chunk.ts';
-import type { BlobFacts, FetchPriority, RangeSource } from '../range-source.ts';
+import type { Digest } from '#base';
+import { CHUNK_BYTES } from '../chunk.ts';
+import type { FetchPriority, RangeSource } from '../range-source.ts';
+import type { MadeUpBlob } from './made-up-blob.ts';
 
-export interface MadeUpBlob extends BlobFacts {
-  readonly bytes: Buffer;
-}
-
-export function makeBlob(sizeBytes: number, seed = 1): MadeUpBlob {
-  const bytes = noise(sizeBytes, seed);
-  const digests = Array.from({ length: chunkCount(sizeBytes) }, (_, i) =>
-    sha256(bytes.subarray(i * CHUNK_BYTES, (i + 1) * CHUNK_BYTES)),
-  );
-  return { bytes, sizeBytes, digest: digestOf(bytes), chunkDigests: Buffer.concat(digests) };
-}
-
-/** Different bytes everywhere, the same for the same seed. */
-export function noise(sizeBytes: number, seed: number): Buffer {
-  const words = new Uint32Array(Math.ceil(sizeBytes / 4));
-  let state = (seed * 2654435761) >>> 0 || 1;
-  for (let i = 0; i < words.length; i++) {
-    state ^= state << 13;
-    state ^= state >>> 17;
-    state ^= state << 5;
-    words[i] = state >>> 0;
-  }
-  return Buffer.from(words.buffer).subarray(0, sizeBytes);
-}
-
-/** mulberry32: 0 <= x < 1, the same sequence for the same seed. */
-export function randomFrom(seed: number): () => number {
-  let state = seed | 0;
-  return () => {
-    state = (state + 0x6d2b79f5) | 0;
-    let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
+export { makeBlob, randomFrom } from './made-up-blob.ts';
 
 export interface Asked {
   readonly blob: Digest;

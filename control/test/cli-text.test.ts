@@ -152,6 +152,24 @@ describe('Output', () => {
     expect(written).toEqual(['first', 'second']);
   });
 
+  it('blames stdout for what fails on stdout', async () => {
+    const full = new Writable({
+      write(_chunk, _encoding, done) {
+        done(Object.assign(new Error('ENOSPC: no space left on device, write'), { code: 'ENOSPC', syscall: 'write' }));
+      },
+    });
+    const thrown = new Promise((resolve) => process.once('uncaughtException', resolve));
+    const before = process.listeners('uncaughtException').slice(0, -1) as NodeJS.UncaughtExceptionListener[];
+    for (const listener of before) process.off('uncaughtException', listener);
+    try {
+      new Output(full, new PassThrough(), () => {}).write('text');
+      const error = await thrown;
+      expect(reportOf(error)).toMatchObject({ code: 'CLI_OUTPUT', exit: 1, hint: expect.stringContaining('stdout') });
+    } finally {
+      for (const listener of before) process.on('uncaughtException', listener);
+    }
+  });
+
   it('prints big integers as numbers', async () => {
     const stdout = new PassThrough();
     await new Output(stdout, new PassThrough(), () => {}).json({ size: 5n });

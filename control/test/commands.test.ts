@@ -1,5 +1,6 @@
 import {
   chmodSync,
+  existsSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
@@ -11,6 +12,7 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { parseBatch } from '../cli/batch-file.ts';
 import { runCommand } from './command-run.ts';
 
 /** Each command once, on images made of a small folder. What the libraries do is tested where they are. */
@@ -42,6 +44,43 @@ describe('commands', () => {
     await run('rm', 'same:1', 'same:2');
   });
 
+  it('damage to a ref, and a folder in the place of a blob, are shown, and verify ends with 3', async () => {
+    const own = join(folder, 'own-store');
+    const there = (...argv: string[]) => runCommand(...argv, '--store', own);
+    const source = `dir:${folder}/tree`;
+    const image = JSON.parse((await there('convert', source, '--name', 'a:1', '--json')).text);
+    await there('convert', source, '--name', 'b:1');
+    writeFileSync(join(own, 'refs/a/_tags/1'), 'garbage');
+    const listed = await there('images');
+    expect(listed.text).toMatch(/^a:1 +damaged/m);
+    expect(listed.notes.join('\n')).toContain('the ref of a:1 is damaged');
+    const verified = await there('verify', '--all');
+    expect(verified.exitCode).toBe(3);
+    expect(verified.text).toMatch(/^a:1: .*the ref of a:1 is damaged/m);
+    expect(verified.text).toMatch(/^b:1: ok/m);
+    await expect(there('gc', '--grace', '0s')).rejects.toMatchObject({ code: 'CATALOG_GC_UNSAFE' });
+    await there('rm', 'a:1');
+    expect((await there('verify', '--all')).exitCode).toBe(0);
+
+    const config = JSON.parse((await there('inspect', 'b:1', '--json')).text).manifest.config.digest as string;
+    for (const digest of [image.digest as string, config]) {
+      const path = join(own, 'blobs/sha256', digest.slice('sha256:'.length));
+      rmSync(path);
+      mkdirSync(path);
+      const damaged = await there('verify', '--all');
+      expect(damaged.exitCode).toBe(3);
+      expect(damaged.text).toContain(path);
+      await there('convert', source, '--name', 'b:1');
+      expect((await there('verify', '--all')).exitCode).toBe(0);
+      rmSync(path);
+      mkdirSync(path);
+      expect((await there('verify', '--repair', 'b:1')).exitCode).toBe(3);
+      expect(existsSync(path)).toBe(false);
+      await there('convert', source, '--name', 'b:1');
+      expect((await there('verify', '--all')).exitCode).toBe(0);
+    }
+  });
+
   it('convert refuses what it does not know before it works', async () => {
     const source = `dir:${folder}/tree`;
     const usage = expect.objectContaining({ code: 'CLI_USAGE', exit: 2 });
@@ -60,9 +99,11 @@ describe('commands', () => {
   it('convert --batch converts each line and fails when one of them does', async () => {
     const batch = join(folder, 'batch');
     writeFileSync(batch, `# two images\n\ndir:${folder}/tree batch:1\ndir:${folder}/nothing batch:2\n`);
-    await expect(run('convert', '--batch', batch)).rejects.toMatchObject({
-      message: expect.stringContaining('nothing'),
-    });
+    const { exitCode, stderr } = await run('convert', '--batch', batch);
+    expect(exitCode).toBe(4);
+    expect(stderr).toBe(
+      `dsec: batch:2: ${folder}/nothing: no such folder\n      check the path\ndsec: 1 of 2 images failed\n`,
+    );
     expect((await json('images')).map((image: { name: string }) => image.name)).toContain('batch:1');
     await run('rm', 'batch:1');
     writeFileSync(batch, 'dir:only-a-source\n');
@@ -70,12 +111,22 @@ describe('commands', () => {
       code: 'CLI_BATCH_LINE',
       message: `${batch}:1: "dir:only-a-source" has no name`,
     });
+    writeFileSync(batch, 'dir:a x:1 y:1\n');
+    await expect(run('convert', '--batch', batch)).rejects.toMatchObject({
+      code: 'CLI_BATCH_LINE',
+      message: `${batch}:1: "y:1" follows the name x:1`,
+    });
+    expect(parseBatch('f', '"dir:/with blanks" x:1\n  # no\n\ndir:b\ty:1')).toEqual([
+      { source: 'dir:/with blanks', name: 'x:1' },
+      { source: 'dir:b', name: 'y:1' },
+    ]);
     writeFileSync(batch, 'dir:a x:1\ndir:b x:1\n');
     await expect(run('convert', '--batch', batch)).rejects.toMatchObject({
       message: `${batch}:2: x:1 is in line 1 already`,
     });
     await expect(run('convert', '--batch', join(folder, 'no-file'))).rejects.toMatchObject({
-      code: 'CLI_INPUT_UNREADABLE',
+      code: 'CLI_INPUT_MISSING',
+      exit: 4,
     });
   });
 
@@ -133,7 +184,7 @@ describe('commands', () => {
   });
 
   it('verify finds a changed byte, names its blob and exits with 3', async () => {
-    expect((await run('verify', 'web:1')).text).toMatch(/^web:1: ok \(1 layers, 5 inodes, /);
+    expect((await run('verify', 'web:1')).text).toMatch(/^web:1: ok \(1 layer, 5 inodes, /);
     await run('convert', `dir:${folder}/tree`, '--name', 'bad:1', '--inline-limit', '0');
     const { layers } = await json('inspect', 'bad:1');
     const blob = layers[0].devices[0].digest.slice('sha256:'.length);
@@ -147,14 +198,70 @@ describe('commands', () => {
     expect(text).toContain(`bad:1: sha256:${blob}: `);
     expect(text).toContain('bad:1: DAMAGED');
     expect(text).toContain('web:1: ok');
+    // Converting again takes the damaged blob for whole, until it is set aside.
+    await run('convert', `dir:${folder}/tree`, '--name', 'bad:1', '--inline-limit', '0');
+    expect((await run('verify', 'bad:1')).exitCode).toBe(3);
+    const repaired = await run('verify', '--repair', 'bad:1');
+    expect(repaired.exitCode).toBe(3);
+    expect(repaired.text).toContain('bad:1: set 1 damaged blob aside; now convert or pull it again\n');
+    await expect(run('cat', 'bad:1', '/large')).rejects.toMatchObject({
+      code: 'STORE_BLOB_MISSING',
+      hint: 'run "dsec verify --repair IMAGE", then convert or pull it again',
+    });
+    await run('convert', `dir:${folder}/tree`, '--name', 'bad:1', '--inline-limit', '0');
+    expect((await run('verify', '--repair', 'bad:1')).exitCode).toBe(0);
     await run('rm', 'bad:1');
     await expect(run('verify')).rejects.toMatchObject({ code: 'CLI_USAGE' });
+  });
+
+  it('verify reports a damaged manifest and goes on; repaired, the image can be converted again', async () => {
+    const source = `dir:${folder}/tree`;
+    const { digest } = await json('convert', source, '--name', 'bad:2', '--kind', 'toolkit');
+    const path = join(store, 'blobs/sha256', digest.slice('sha256:'.length));
+    const whole = readFileSync(path);
+    chmodSync(path, 0o600);
+    writeFileSync(path, Buffer.alloc(whole.length, 32));
+    const { text, exitCode } = await run('verify', '--all', '--repair');
+    expect(exitCode).toBe(3);
+    expect(text).toContain('bad:2: set 1 damaged blob aside');
+    expect(text).toContain('web:2: ok');
+    await run('convert', source, '--name', 'bad:2', '--kind', 'toolkit');
+    expect(readFileSync(path).equals(whole)).toBe(true);
+    await run('rm', 'bad:2');
+  });
+
+  it('verify --all of an empty store says that there is nothing', async () => {
+    const empty = await runCommand('verify', '--all', '--store', join(folder, 'empty'));
+    expect(empty).toMatchObject({ exitCode: 0, text: '', stderr: expect.stringContaining('nothing to verify') });
+    expect((await runCommand('verify', '--all', '--json', '--store', join(folder, 'empty'))).text).toBe('[]\n');
+  });
+
+  it('usage errors name the help of their own command', async () => {
+    const hintOf = (...argv: string[]) =>
+      runCommand(...argv).then(
+        () => 'no error',
+        (error) => error.hint,
+      );
+    expect(await hintOf('convert', 'dir:x', '--kind', 'odd')).toBe('`dsec convert --help` shows how it is used');
+    expect(await hintOf('convert', '--wrong')).toBe('`dsec convert --help` shows how it is used');
+    expect(await hintOf('sandbox', 'rm')).toBe('`dsec sandbox rm --help` shows how it is used');
+    expect(await hintOf('nothing')).toBe('`dsec --help` shows how it is used');
+    expect((await runCommand('sandbox', 'rm', '--help')).text).toContain('Examples:\n  # one\n  dsec sandbox rm work');
   });
 
   it('dump shows superblocks and inodes', async () => {
     expect(await json('dump', 'web:1', '/etc/motd')).toMatchObject({ image: 'web:1', path: '/etc/motd' });
     expect((await run('dump', 'web:1')).text).toContain('superblock:');
     await expect(run('dump', 'web:1', '--nid', 'x')).rejects.toMatchObject({ code: 'CLI_USAGE' });
+    await expect(run('dump', 'web:1', '/etc', '--nid', '36')).rejects.toMatchObject({ code: 'CLI_USAGE' });
+    // As the help has it.
+    expect((await json('dump', 'web:1', '--layer', '1', '--nid', '36')).inodes).toMatchObject([
+      { layer: 1, nid: 36, kind: 'dir' },
+    ]);
+    await expect(run('dump', 'web:1', '--nid', '1')).rejects.toMatchObject({
+      code: 'TREE_NO_INODE',
+      hint: expect.stringContaining('the root of this layer is inode 36'),
+    });
   });
 
   it('push and pull move an image through an OCI layout', async () => {
@@ -171,6 +278,14 @@ describe('commands', () => {
     expect((await run('rm', '--dry-run', 'gone:1')).text).toMatch(/^gone:1: would free /);
     const failure = run('rm', 'none:1', 'gone:1');
     await expect(failure).rejects.toMatchObject({ code: 'CATALOG_NOT_FOUND' });
+    const { digest } = await json('inspect', 'web:1');
+    for (const reference of [digest, digest.slice(0, 20), digest.slice(7, 20)]) {
+      await expect(run('rm', reference)).rejects.toMatchObject({
+        code: 'CATALOG_NOT_NAME',
+        exit: 2,
+        hint: expect.stringContaining('its names: web:1;'),
+      });
+    }
     expect((await json('images')).map((image: { name: string }) => image.name)).toEqual(['web:1', 'web:2']);
   });
 

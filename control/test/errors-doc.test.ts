@@ -27,6 +27,9 @@ function page(): string {
     'Every error has a code that stays the same; texts may change. The command line prints message and hint and exits with the',
     'status below (`--json`: `{"error":{"code","message","hint"}}` on stderr); an API answers with the HTTP status. `retry`: the same',
     'call may succeed later with nothing changed.',
+    '',
+    'Errors of the operating system that no row covers (a full disk, say) have its code: `ENOSPC`, `EACCES`, ... Anything else is `BUG`,',
+    'exit 1: a fault of dsec; DSEC_DEBUG=1 shows where.',
   ];
   for (const [folder, table] of Object.entries(TABLES)) {
     lines.push('', `## ${folder}/`, '', '| code | message | exit | HTTP | retry |', '| --- | --- | --- | --- | --- |');

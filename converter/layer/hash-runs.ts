@@ -4,6 +4,7 @@
  */
 import { createHash } from 'node:crypto';
 import { type FileHandle, open } from 'node:fs/promises';
+import { startWriteback } from '#linux';
 import type { ChunkResult, FollowResult, Run } from './layer-job.ts';
 
 export const CHUNK_BYTES = 256 * 1024;
@@ -22,9 +23,11 @@ export async function hashChunks(runs: readonly Run[], out: string | undefined):
   const file = out === undefined ? undefined : await open(out, 'w', 0o644);
   try {
     let writing: Promise<unknown> | undefined;
+    let written = 0;
     for await (const bytes of readRuns(runs)) {
       await writing;
-      writing = file === undefined ? undefined : writeAll(file, bytes);
+      writing = file === undefined ? undefined : writeAll(file, bytes, written);
+      written += bytes.length;
       writing?.catch(() => {});
       chunks.update(bytes);
     }
@@ -35,20 +38,31 @@ export async function hashChunks(runs: readonly Run[], out: string | undefined):
   }
 }
 
-/** Both digests of a file that grows: `settled` yields how many bytes are final, up to all of them. */
+/**
+ * Both digests of a file that grows: `settled` yields how many bytes are final, up to all of them. What has been hashed is
+ * sent on its way to the disk, so that the fsync at the end finds little left to do.
+ */
 export async function followSpool(path: string, settled: AsyncIterable<number>): Promise<FollowResult> {
   const whole = createHash('sha256');
   const chunks = new ChunkHasher();
-  let done = 0;
-  for await (const bytes of settled) {
-    if (bytes <= done) continue;
-    for await (const piece of readRuns([{ path, offset: done, length: bytes - done }])) {
-      whole.update(piece);
-      chunks.update(piece);
+  let file: FileHandle | undefined;
+  try {
+    let done = 0;
+    for await (const bytes of settled) {
+      if (bytes <= done) continue;
+      // The spool is made by another thread; once something is settled it is there.
+      file ??= await open(path, 'r');
+      for await (const piece of readRuns([{ path, offset: done, length: bytes - done }])) {
+        whole.update(piece);
+        chunks.update(piece);
+      }
+      startWriteback(file.fd, done, bytes - done);
+      done = bytes;
     }
-    done = bytes;
+    return { hex: whole.digest('hex'), digests: chunks.finish() };
+  } finally {
+    await file?.close();
   }
-  return { hex: whole.digest('hex'), digests: chunks.finish() };
 }
 
 /** sha256 of each 256 KiB of what it is given. */
@@ -79,11 +93,12 @@ class ChunkHasher {
   }
 }
 
-async function writeAll(file: FileHandle, bytes: Buffer): Promise<void> {
+async function writeAll(file: FileHandle, bytes: Buffer, position: number): Promise<void> {
   for (let done = 0; done < bytes.length; ) {
-    const { bytesWritten } = await file.write(bytes, done, bytes.length - done);
+    const { bytesWritten } = await file.write(bytes, done, bytes.length - done, position + done);
     done += bytesWritten;
   }
+  startWriteback(file.fd, position, bytes.length);
 }
 
 /** The runs' bytes in blocks of up to 1 MiB, the next one always being read. */

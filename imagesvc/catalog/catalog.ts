@@ -157,7 +157,8 @@ async function renewAll(store: BlobStore, name: string, blobs: readonly Descript
 
 export interface ImageRow {
   readonly name: string;
-  readonly digest: Digest;
+  /** Undefined when the ref is damaged; then `problem` says so. */
+  readonly digest: Digest | undefined;
   /** Undefined when the manifest cannot be read; then `problem` says why. */
   readonly kind: ImageKind | undefined;
   readonly layers: number;
@@ -171,17 +172,20 @@ export interface ImageRow {
 /** Sorted by name. An image that cannot be read is listed with its problem: one bad manifest hides no other image. */
 export async function listImages(store: BlobStore): Promise<ImageRow[]> {
   const rows: ImageRow[] = [];
-  for (const { name, manifest } of await store.listRefs()) {
+  const nothing = { kind: undefined, layers: 0, metaBytes: 0, dataBytes: 0, sizeBytes: 0 };
+  const refs = await store.listRefs((name, problem) => {
+    rows.push({ name, digest: undefined, ...nothing, problem: messageOf(problem) });
+  });
+  for (const { name, manifest } of refs) {
     try {
       const image = await readManifest(store, manifest.digest, name);
       rows.push({ name, digest: manifest.digest, kind: image.kind, layers: image.layers.length, ...sizesOf(image) });
     } catch (error) {
       if (!isDsecError(error)) throw error;
-      const nothing = { kind: undefined, layers: 0, metaBytes: 0, dataBytes: 0, sizeBytes: 0 };
       rows.push({ name, digest: manifest.digest, ...nothing, problem: messageOf(error) });
     }
   }
-  return rows;
+  return rows.sort((a, b) => (a.name < b.name ? -1 : 1));
 }
 
 export interface ImageSizes {
@@ -283,12 +287,14 @@ export async function removeImage(
   if (isDigest(name)) throw await notName(store, name, name);
   const { full } = parseImageName(name);
   const { dryRun = false, graceMs = 0, inUse } = options;
+  let damage: unknown;
   const ref = await store.getRef(full).catch((error) => {
-    if (isDsecError(error, 'STORE_REF_DAMAGED')) return undefined;
-    throw error;
+    if (!isDsecError(error, 'STORE_REF_DAMAGED')) throw error;
+    damage = error;
+    return undefined;
   });
   const digest = ref?.manifest.digest;
-  const found = dryRun ? ref !== undefined : await store.deleteRef(full);
+  const found = dryRun ? ref !== undefined || damage !== undefined : await store.deleteRef(full);
   if (!found) {
     const image = await resolveImage(store, name).catch(() => undefined);
     throw image === undefined
@@ -296,7 +302,8 @@ export async function removeImage(
       : await notName(store, name, image.digest);
   }
   try {
-    if (digest === undefined) throw fail('STORE_REF_DAMAGED', { name: full, path: store.url });
+    // What it needed, no one can tell; the next garbage collection takes what no other name needs.
+    if (digest === undefined) throw damage ?? fail('STORE_REF_DAMAGED', { name: full, path: store.url });
     const collected = await collectGarbage(store, { dryRun, graceMs, onlyOf: digest, without: full, inUse });
     return { name: full, digest, ...collected };
   } catch (error) {

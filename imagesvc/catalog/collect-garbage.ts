@@ -1,7 +1,7 @@
 /**
  * Mark and sweep. A blob is deleted when no name leads to it, and nobody at work can be about to need it:
  *
- * - Marked is all that a ref's manifest names, and likewise its base image's manifest. If a ref's manifest cannot be
+ * - Marked is all that a ref's manifest names, and likewise its base image's manifest. If a ref or its manifest cannot be
  *   read, nothing is deleted: what it needs is unknown.
  * - Publishing waits while a collection runs (BlobStore.hold), and looks at all blobs of its image first: an image is
  *   published with all its blobs, or not at all.
@@ -78,12 +78,18 @@ export async function collectGarbage(store: BlobStore, options: CollectOptions =
 
 async function markLive(store: BlobStore, without: string | undefined): Promise<Set<Digest>> {
   const marks = new Marks(store);
-  for (const { name, manifest } of await store.listRefs()) {
+  const damaged: { name: string; problem: Error }[] = [];
+  const refs = await store.listRefs((name, problem) => damaged.push({ name, problem }));
+  for (const { name, problem } of damaged) {
+    if (name === without) continue;
+    throw fail('CATALOG_GC_UNSAFE', { name, manifest: 'an image', why: messageOf(problem) }, problem);
+  }
+  for (const { name, manifest } of refs) {
     if (name === without) continue;
     try {
       await marks.manifest(manifest.digest);
     } catch (error) {
-      throw fail('CATALOG_GC_UNSAFE', { name, digest: manifest.digest, why: messageOf(error) }, error);
+      throw fail('CATALOG_GC_UNSAFE', { name, manifest: `manifest ${manifest.digest}`, why: messageOf(error) }, error);
     }
   }
   return marks.found;

@@ -173,7 +173,9 @@ export class LayoutDepot implements Depot {
       if (found !== 'ENOENT' && found !== 'ENOTDIR') return fail('CATALOG_LAYOUT_DENIED', { path, why: found });
       return fail('CATALOG_LAYOUT_NOT_FOUND', { path, why: 'no such folder', remedy: 'check the path' });
     }
-    const why = found.isDirectory() ? 'it has no index.json, so it is no OCI image layout' : 'it is a file, not a folder';
+    const why = found.isDirectory()
+      ? 'it has no index.json, so it is no OCI image layout'
+      : 'it is a file, not a folder';
     const remedy = 'check the path; "dsec convert" takes plain folders (dir:), tars (tar:) and archives';
     return fail('CATALOG_LAYOUT_NOT_FOUND', { path, why, remedy });
   }

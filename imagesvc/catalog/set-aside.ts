@@ -33,12 +33,12 @@ export async function damagedManifest(store: BlobStore, nameOrDigest: string): P
 }
 
 async function isDamaged(store: BlobStore, digest: Digest): Promise<boolean> {
-  if ((await store.stat(digest)) === undefined) return false;
   const hash = createHash('sha256');
   try {
     for await (const piece of store.stream(digest)) hash.update(piece);
   } catch (error) {
     if (isDsecError(error, 'STORE_BLOB_MISSING')) return false;
+    if (isDsecError(error, 'STORE_BLOB_NOT_FILE')) return true;
     throw error;
   }
   return hash.digest('hex') !== hexOf(digest);

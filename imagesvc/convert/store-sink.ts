@@ -1,4 +1,5 @@
 /** Wires the converter to a store: what it makes is staged on the store's own file system and published blob by blob. */
+import { stat } from 'node:fs/promises';
 import type { Digest } from '#base';
 import type { LayerSink } from '#converter';
 import { recordProof } from '../mount/blob-proof.ts';
@@ -14,22 +15,33 @@ export interface StoreSink extends LayerSink {
 }
 
 export function storeSink(store: BlobStore, staging: Staging): StoreSink {
-  const published = new Set<Digest>();
+  const published = new Map<Digest, string>();
   return {
     workDir: staging.path,
     put: (bytes: Buffer) => store.put(bytes),
     async putFile(path: string, digest: Digest, sizeBytes: number) {
+      const made = await identityOf(path);
       await store.putFile(path, digest, sizeBytes);
-      published.add(digest);
+      if (made !== undefined) published.set(digest, made);
     },
     async recordProofs() {
       if (process.getuid?.() !== 0) return;
       const { cacheDir } = nodeFolders();
-      const prove = async (digest: Digest) => {
+      const prove = async ([digest, made]: [Digest, string]) => {
         const local = store.localPath(digest);
-        if (local !== undefined) await recordProof(local, digest, cacheDir).catch(() => {});
+        // The store may have had a file of that name already, whose bytes nobody has looked at.
+        if (local !== undefined && (await identityOf(local)) === made)
+          await recordProof(local, digest, cacheDir).catch(() => {});
       };
       await Promise.all([...published].map(prove));
     },
   };
+}
+
+/** Which file it is, wherever it is moved to. */
+async function identityOf(path: string): Promise<string | undefined> {
+  return stat(path, { bigint: true }).then(
+    ({ dev, ino }) => `${dev}:${ino}`,
+    () => undefined,
+  );
 }

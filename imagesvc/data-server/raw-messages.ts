@@ -4,8 +4,10 @@ import type { ServedBlob } from './served-blob.ts';
 export interface RawWorkerData {
   readonly fd: number;
   readonly blobs: readonly ServedBlob[];
-  /** BigInt64Array of `COUNTER`s, shared by all. */
+  /** Float64Array with a row of `COUNTER`s for each thread, the main thread's first: each writes its own, any may read. */
   readonly counters: SharedArrayBuffer;
+  /** This thread's row. */
+  readonly row: number;
 }
 
 /** A read that has to be fetched: unique (low, high), node, offset, length. */

@@ -99,8 +99,8 @@ class RawTransport implements Transport {
   readonly #reader: BlobReader;
   readonly #blobs = new Map<number, ServedBlob>();
   readonly #ports: MessagePort[] = [];
-  readonly #counters = new SharedArrayBuffer(COUNTERS * 8);
-  readonly #count = new BigInt64Array(this.#counters);
+  readonly #counters: SharedArrayBuffer;
+  readonly #count: Float64Array;
 
   constructor({ fd, blobs, reader, threads }: RawOptions) {
     this.#fd = fd;
@@ -108,7 +108,9 @@ class RawTransport implements Transport {
     for (const blob of blobs) this.#blobs.set(blob.node, blob);
     const workers: Worker[] = [];
     const many = threads ?? Math.min(4, Math.max(2, availableParallelism()));
-    for (let i = 0; i < many; i++) workers.push(this.#startWorker(blobs));
+    this.#counters = new SharedArrayBuffer((many + 1) * COUNTERS * 8);
+    this.#count = new Float64Array(this.#counters);
+    for (let i = 1; i <= many; i++) workers.push(this.#startWorker(blobs, i));
     this.ended = Promise.all(workers.map(endOf)).then(() => {
       for (const port of this.#ports) port.close();
     });
@@ -116,11 +118,11 @@ class RawTransport implements Transport {
     this.ended.catch(() => {});
   }
 
-  #startWorker(blobs: readonly ServedBlob[]): Worker {
+  #startWorker(blobs: readonly ServedBlob[], row: number): Worker {
     const { port1, port2 } = new MessageChannel();
     this.#ports.push(port1);
     port1.unref();
-    const data: RawWorkerData = { fd: this.#fd, blobs, counters: this.#counters };
+    const data: RawWorkerData = { fd: this.#fd, blobs, counters: this.#counters, row };
     const worker = spawnWorker('raw-worker', new URL('./raw-worker.ts', import.meta.url), {
       workerData: { ...data, port: port2 },
       transferList: [port2],
@@ -136,19 +138,21 @@ class RawTransport implements Transport {
   }
 
   stats(): TransportStats {
-    const of = (index: number) => Number(Atomics.load(this.#count, index));
+    const rows: number[][] = [];
+    for (let at = 0; at < this.#count.length; at += COUNTERS) rows.push([...this.#count.subarray(at, at + COUNTERS)]);
+    const of = (index: number) => rows.reduce((sum, row) => sum + row[index]!, 0);
     return {
       reads: of(COUNTER.reads),
       hits: of(COUNTER.hits),
       failures: of(COUNTER.failures),
       readBytes: of(COUNTER.readBytes),
       resent: of(COUNTER.resent),
-      largestReadBytes: of(COUNTER.largestReadBytes),
+      largestReadBytes: Math.max(...rows.map((row) => row[COUNTER.largestReadBytes]!)),
     };
   }
 
   async #fetch([uniqueLow, uniqueHigh, node, offset, length]: ReadMessage): Promise<void> {
-    Atomics.add(this.#count, COUNTER.reads, 1n);
+    this.#count[COUNTER.reads]! += 1;
     let bytes: Buffer | undefined;
     try {
       bytes = await this.#reader.read(this.#blobs.get(node)!, offset, length);
@@ -158,8 +162,8 @@ class RawTransport implements Transport {
       // The reader has told whoever watches it; the kernel only takes a number.
     }
     const header = Buffer.allocUnsafe(REPLY_HEADER_BYTES);
-    if (bytes === undefined) Atomics.add(this.#count, COUNTER.failures, 1n);
-    else Atomics.add(this.#count, COUNTER.readBytes, BigInt(length));
+    if (bytes === undefined) this.#count[COUNTER.failures]! += 1;
+    else this.#count[COUNTER.readBytes]! += length;
     encodeReplyHeader(header, bytes?.length ?? 0, bytes === undefined ? ERRNO.EIO : 0, uniqueLow, uniqueHigh);
     try {
       if (bytes === undefined) writeSync(this.#fd, header);

@@ -24,17 +24,17 @@ import {
   readLength,
   readOffset,
 } from './fuse-protocol.ts';
-import { COUNTER, type RawWorkerData, type ReadMessage } from './raw-messages.ts';
+import { COUNTER, COUNTERS, type RawWorkerData, type ReadMessage } from './raw-messages.ts';
 import type { ServedBlob } from './served-blob.ts';
 
-const { fd, blobs, port, counters } = workerData as RawWorkerData & { port: MessagePort };
+const { fd, blobs, port, counters, row } = workerData as RawWorkerData & { port: MessagePort };
 const system = new BlobFilesSystem();
 const views = new Map<number, BlobView>();
 // Filled, so that every page is there: a page fault that SIGKILL cuts short would fail the copy.
 const request = Buffer.alloc(REQUEST_BUFFER_BYTES, 1);
 const reply = Buffer.alloc(REPLY_HEADER_BYTES + MAX_READ_BYTES, 1);
 const header = emptyHeader();
-const count = new BigInt64Array(counters);
+const count = new Float64Array(counters, row * COUNTERS * 8, COUNTERS);
 
 for (const blob of blobs) system.add(blob);
 serve();
@@ -50,7 +50,7 @@ function serve(): void {
       throw error;
     }
     decodeHeader(request, header);
-    if (isResent(header)) Atomics.add(count, COUNTER.resent, 1n);
+    if (isResent(header)) count[COUNTER.resent]! += 1;
     if (header.opcode === OPCODE.READ) read();
     else answer();
   }
@@ -80,10 +80,10 @@ function read(): void {
     return;
   }
   send(length, 0);
-  Atomics.add(count, COUNTER.reads, 1n);
-  Atomics.add(count, COUNTER.hits, 1n);
-  Atomics.add(count, COUNTER.readBytes, BigInt(length));
-  if (BigInt(length) > count[COUNTER.largestReadBytes]!) count[COUNTER.largestReadBytes] = BigInt(length);
+  count[COUNTER.reads]! += 1;
+  count[COUNTER.hits]! += 1;
+  count[COUNTER.readBytes]! += length;
+  if (length > count[COUNTER.largestReadBytes]!) count[COUNTER.largestReadBytes] = length;
 }
 
 function viewOf(blob: ServedBlob): BlobView {

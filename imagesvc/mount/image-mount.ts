@@ -24,7 +24,7 @@ import { type MountTable, type ReclaimReport, textOf, withMountTable } from './m
 import { usersOf } from './mount-users.ts';
 import { type NodeFolders, nodeFolders } from './node-folders.ts';
 import { type ComposedMount, composeOverlay, MAX_LOWER_LAYERS } from './overlay-mount.ts';
-import { READ_AHEAD_KIB, setReadAhead } from './read-ahead.ts';
+import { READ_AHEAD_KIB, withErofsReadAhead } from './read-ahead.ts';
 import { refusal } from './refusal.ts';
 import { adoptRootAttributes, checkUpperUnused, makeUpperFolders, type UpperFolders } from './upper-folder.ts';
 
@@ -172,8 +172,8 @@ function mountLayers(table: MountTable, prepared: readonly PreparedLayer[], back
     if (mounted.has(digest)) continue;
     const folder = table.makeLayerFolder(digest);
     failPoint('mount-layer-folder');
-    mountErofs(layer, folder, backing);
-    if (layer.directIo) setReadAhead(folder, READ_AHEAD_KIB);
+    if (layer.directIo) withErofsReadAhead(folder, READ_AHEAD_KIB, () => mountErofs(layer, folder, backing));
+    else mountErofs(layer, folder, backing);
     failPoint('mount-layer');
   }
 }

@@ -37,7 +37,10 @@ export function dump(tree: ImageTree, target: DumpTarget = {}): Dump {
   } else if (target.nid !== undefined) {
     const layer = target.layer ?? 1;
     if (tree.layers[layer - 1] === undefined) {
-      throw fail('TREE_NOT_FOUND', { image: tree.name, path: `layer ${layer} (it has layers 1 to ${tree.layers.length})` });
+      throw fail('TREE_NOT_FOUND', {
+        image: tree.name,
+        path: `layer ${layer} (it has layers 1 to ${tree.layers.length})`,
+      });
     }
     out.inodes = [dumpNid(tree, layer - 1, target.nid)];
   }

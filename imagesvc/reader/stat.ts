@@ -55,7 +55,8 @@ export function statText(stat: PathStat): string {
   text += `Access: (${octalMode(stat.mode)}/${modeText(stat.kind, stat.mode)})  Uid: ${stat.uid}  Gid: ${stat.gid}\n`;
   text += `Modify: ${time} UTC\n`;
   text += ` Layer: ${stat.layer + 1} ${stat.layerId}\n`;
-  if (stat.mergedLayers.length > 1) text += `Merged: layers ${stat.mergedLayers.map((layer) => layer + 1).join(', ')}\n`;
+  if (stat.mergedLayers.length > 1)
+    text += `Merged: layers ${stat.mergedLayers.map((layer) => layer + 1).join(', ')}\n`;
   for (const [name, value] of stat.xattrs) text += ` Xattr: ${shown(name)} = ${display(value.toString('latin1'))}\n`;
   for (const extent of stat.extents) text += `Extent: ${extentText(extent)}\n`;
   if (stat.moreExtents) text += `Extent: ... (more than ${stat.extents.length})\n`;

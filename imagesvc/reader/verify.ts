@@ -11,8 +11,8 @@ import { ChunkCache, chunkCount } from './verified-blob.ts';
 import { problemText, type StructureCounts, verifyStructure } from './verify-structure.ts';
 
 export interface VerifyProblem {
-  /** The blob it is in. */
-  readonly blob: Digest;
+  /** The blob it is in; undefined where it is in none: the ref is damaged. */
+  readonly blob: Digest | undefined;
   readonly problem: string;
 }
 
@@ -119,7 +119,7 @@ async function checkBlob(
   } catch (error) {
     if (!isImageProblem(error)) throw error;
     report(blob.digest, messageOf(error));
-    return true;
+    return !isDsecError(error, 'STORE_BLOB_NOT_FILE');
   }
 }
 

@@ -70,6 +70,7 @@ export function logTo(fd: number, level: string): Logger {
   return pino({ level }, pino.destination({ dest: fd, sync: true }));
 }
 
+const LAST_ANSWERS_MS = 500;
 const NOBODY: Caller = { name: 'nobody', role: 'read' };
 
 /** @throws SERVER_STATE_BUSY */
@@ -217,9 +218,13 @@ export async function createImageService(options: ImageServiceOptions): Promise<
   let closing: Promise<void> | undefined;
   const close = async (graceMs: number) => {
     draining = true;
+    const deadlineMs = Date.now() + graceMs;
     for (const stream of shared.streams) stream.end();
     await queue.drain(graceMs);
+    // Answers that are being sent have the rest of the time. A connection on which a request was never finished has no end.
+    const cut = setTimeout(() => app.server.closeAllConnections(), Math.max(LAST_ANSWERS_MS, deadlineMs - Date.now()));
     await app.close();
+    clearTimeout(cut);
     await trees.close();
   };
   return {

@@ -25,6 +25,9 @@ export interface Ref {
   readonly manifest: Descriptor;
 }
 
+/** Told of a ref that is there but damaged: its name, and why (STORE_REF_DAMAGED). */
+export type DamagedRef = (name: string, problem: Error) => void;
+
 /**
  * A private folder, on the same file system as the blobs where there is one, for files on their way into the store.
  * It is locked by this process: one that a dead process left behind is removed by the next command.
@@ -87,8 +90,11 @@ export interface BlobStore {
   setRef(ref: Ref): Promise<void>;
   /** False when there was none. */
   deleteRef(name: string): Promise<boolean>;
-  /** Sorted by name, names with their tag. A damaged ref is left out. */
-  listRefs(): Promise<Ref[]>;
+  /**
+   * Sorted by name, names with their tag. A damaged ref is not among them, but `damaged` is told of it: whoever decides
+   * what is needed must not take it for one that is not there.
+   */
+  listRefs(damaged?: DamagedRef): Promise<Ref[]>;
 
   /** `kind` and `key` are path-safe: [a-z0-9.-]+. A damaged record reads as undefined. */
   getRecord(kind: string, key: string): Promise<unknown>;

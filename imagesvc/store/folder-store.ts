@@ -9,6 +9,7 @@
 import { createHash } from 'node:crypto';
 import { fchmodSync } from 'node:fs';
 import {
+  chmod,
   constants,
   copyFile,
   type FileHandle,
@@ -21,14 +22,15 @@ import {
   rm,
   rmdir,
   stat,
-  unlink,
   utimes,
+  writeFile,
 } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { type Digest, digestFromHex, digestOf, hexOf, isDigest, systemCode } from '#base';
 import { fail } from '../errors.ts';
-import type { BlobStore, Hold, Ref, Staging } from './blob-store.ts';
+import { removeFile, replaceDamaged, settle, sizeOf, undefinedIfMissing } from './blob-file.ts';
+import type { BlobStore, DamagedRef, Hold, Ref, Staging } from './blob-store.ts';
 import { ensureFolder, FILE_MODE, readFully, syncFolder, writeNewFile } from './durable-file.ts';
 import { tryLock } from './file-lock.ts';
 import { checkRecordKey, isImageName, parseImageName } from './image-name.ts';
@@ -48,6 +50,7 @@ export class FolderStore implements BlobStore {
   readonly url: string;
   readonly #root: string;
   readonly #blobs: string;
+  readonly #renewed: string;
   readonly #refs: string;
   readonly #records: string;
   readonly #tmp: string;
@@ -57,6 +60,7 @@ export class FolderStore implements BlobStore {
     this.#root = root;
     this.url = pathToFileURL(root).href;
     this.#blobs = join(root, 'blobs', 'sha256');
+    this.#renewed = join(root, 'renewed', 'sha256');
     this.#refs = join(root, 'refs');
     this.#records = join(root, 'records');
     this.#tmp = join(root, 'tmp');
@@ -80,16 +84,32 @@ export class FolderStore implements BlobStore {
   async renew(digest: Digest): Promise<{ sizeBytes: number } | undefined> {
     const path = this.#pathOf(digest);
     return this.#guard(path, async () => {
-      try {
-        const now = new Date();
-        await utimes(path, now, now);
-      } catch (error) {
-        if (systemCode(error) === 'ENOENT') return undefined;
-        // Another user's blob stays as old as it is; it is there all the same.
-        if (systemCode(error) !== 'EPERM' && systemCode(error) !== 'EACCES') throw error;
-      }
-      return this.stat(digest);
+      if ((await sizeOf(path)) === undefined) return undefined;
+      await this.#markRenewed(digest);
+      const sizeBytes = await sizeOf(path);
+      if (sizeBytes !== undefined) return { sizeBytes };
+      // Gone meanwhile: then the caller must know, and the mark is of no use.
+      await rm(this.#markOf(digest), { force: true });
+      return undefined;
     });
+  }
+
+  /** Beside the blob, not on it: a file whose times move cannot be told from one that somebody tampers with. */
+  async #markRenewed(digest: Digest): Promise<void> {
+    const mark = this.#markOf(digest);
+    const now = new Date();
+    try {
+      await utimes(mark, now, now).catch(async (error) => {
+        if (systemCode(error) !== 'ENOENT') throw error;
+        await ensureFolder(dirname(mark));
+        await writeFile(mark, '', { flag: 'a', mode: FILE_MODE });
+        await chmod(mark, FILE_MODE);
+        await utimes(mark, now, now);
+      });
+    } catch (error) {
+      // Another user's store: the blob stays as old as it is; it is there all the same.
+      if (systemCode(error) !== 'EPERM' && systemCode(error) !== 'EACCES') throw error;
+    }
   }
 
   async read(digest: Digest, offset: number, length: number): Promise<Buffer> {
@@ -201,6 +221,7 @@ export class FolderStore implements BlobStore {
     const path = this.#pathOf(digest);
     await this.#guard(path, async () => {
       if (await removeFile(path)) await syncFolder(this.#blobs);
+      await rm(this.#markOf(digest), { force: true });
     });
   }
 
@@ -211,7 +232,11 @@ export class FolderStore implements BlobStore {
       if (!HEX.test(name)) continue;
       const path = join(this.#blobs, name);
       const found = await this.#guard(path, () => stat(path).catch(undefinedIfMissing));
-      if (found?.isFile()) yield { digest: digestFromHex(name), sizeBytes: found.size, modifiedMs: found.mtimeMs };
+      if (!found?.isFile()) continue;
+      const mark = join(this.#renewed, name);
+      const renewed = await this.#guard(mark, () => stat(mark).catch(undefinedIfMissing));
+      const modifiedMs = Math.max(found.mtimeMs, renewed?.mtimeMs ?? 0);
+      yield { digest: digestFromHex(name), sizeBytes: found.size, modifiedMs };
     }
   }
 
@@ -219,7 +244,7 @@ export class FolderStore implements BlobStore {
     const { full } = parseImageName(name);
     const path = this.#refPath(full);
     // A folder may be missing on the way, or be a ref's file in a layout that we did not write.
-    const text = await this.#guard(path, () => readFile(path, 'utf8').catch(undefinedIfMissing));
+    const text = await this.#guard(path, () => readFile(path, 'utf8').catch(noText));
     if (text === undefined) return undefined;
     const manifest = parseDescriptor(text);
     if (manifest === undefined) throw fail('STORE_REF_DAMAGED', { name: full, path });
@@ -251,7 +276,7 @@ export class FolderStore implements BlobStore {
     });
   }
 
-  async listRefs(): Promise<Ref[]> {
+  async listRefs(damaged?: DamagedRef): Promise<Ref[]> {
     const refs: Ref[] = [];
     const walk = async (folder: string, repository: string): Promise<void> => {
       const entries = await this.#guard(folder, () =>
@@ -267,9 +292,12 @@ export class FolderStore implements BlobStore {
         for (const tag of (await this.#guard(path, () => readdir(path).catch(undefinedIfMissing))) ?? []) {
           const name = `${repository}:${tag}`;
           if (!isImageName(name)) continue;
-          const text = await this.#guard(path, () => readFile(join(path, tag), 'utf8').catch(undefinedIfMissing));
-          const manifest = text === undefined ? undefined : parseDescriptor(text);
+          const file = join(path, tag);
+          const text = await this.#guard(file, () => readFile(file, 'utf8').catch(noText));
+          if (text === undefined) continue;
+          const manifest = parseDescriptor(text);
           if (manifest !== undefined) refs.push({ name, manifest });
+          else damaged?.(name, fail('STORE_REF_DAMAGED', { name, path: file }));
         }
       }
     };
@@ -299,6 +327,10 @@ export class FolderStore implements BlobStore {
     return join(this.#blobs, hexOf(digest));
   }
 
+  #markOf(digest: Digest): string {
+    return join(this.#renewed, hexOf(digest));
+  }
+
   #refPath(fullName: string): string {
     const { repository, tag } = parseImageName(fullName);
     return join(this.#refs, repository, TAGS, tag);
@@ -307,10 +339,19 @@ export class FolderStore implements BlobStore {
   async #openBlob(digest: Digest): Promise<FileHandle> {
     const path = this.#pathOf(digest);
     return this.#guard(path, async () => {
+      let file: FileHandle;
       try {
-        return await open(path, 'r');
+        // Non-blocking: a FIFO in the place of a blob is not waited for.
+        file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
       } catch (error) {
         if (systemCode(error) === 'ENOENT') throw fail('STORE_BLOB_MISSING', { digest, store: this.#root });
+        throw error;
+      }
+      try {
+        if (!(await file.stat()).isFile()) throw fail('STORE_BLOB_NOT_FILE', { digest, path });
+        return file;
+      } catch (error) {
+        await file.close();
         throw error;
       }
     });
@@ -343,7 +384,7 @@ export class FolderStore implements BlobStore {
       switch (systemCode(error)) {
         case 'EEXIST':
           // Someone was faster, or a damaged blob is in the way: a blob's size says which.
-          if ((await sizeOf(target)) !== sizeBytes) await rename(source, target);
+          if ((await sizeOf(target)) !== sizeBytes) await replaceDamaged(source, target);
           break;
         case 'EXDEV':
           return this.#publishCopy(source, digest, sizeBytes);
@@ -422,38 +463,7 @@ export class FolderStore implements BlobStore {
   }
 }
 
-/** Makes a finished file fit to be a blob: its size as promised, 0644, as young as now, on disk. */
-async function settle(path: string, digest: Digest, sizeBytes: number): Promise<void> {
-  // The file itself, not what a symlink names: link(2) would publish the symlink.
-  const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW);
-  try {
-    const { size } = await file.stat();
-    if (size !== sizeBytes) throw fail('STORE_SIZE_MISMATCH', { digest, path, actual: size, expected: sizeBytes });
-    const now = new Date();
-    await file.chmod(FILE_MODE);
-    await file.utimes(now, now);
-    await file.sync();
-  } finally {
-    await file.close();
-  }
-}
-
-async function sizeOf(path: string): Promise<number | undefined> {
-  const found = await stat(path).catch(undefinedIfMissing);
-  return found?.isFile() ? found.size : undefined;
-}
-
-async function removeFile(path: string): Promise<boolean> {
-  try {
-    await unlink(path);
-    return true;
-  } catch (error) {
-    if (systemCode(error) === 'ENOENT') return false;
-    throw error;
-  }
-}
-
-function undefinedIfMissing(error: unknown): undefined {
-  if (systemCode(error) !== 'ENOENT') throw error;
-  return undefined;
+/** A directory in the place of a ref's file is a damaged ref. */
+function noText(error: unknown): string | undefined {
+  return systemCode(error) === 'EISDIR' ? '' : undefinedIfMissing(error);
 }

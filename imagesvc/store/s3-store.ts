@@ -15,8 +15,8 @@ import { basename, join } from 'node:path';
 import { type Digest, digestFromHex, digestOf, hexOf, isDigest, isDsecError } from '#base';
 import type { RangeSource } from '#chunk-cache';
 import { fail } from '../errors.ts';
-import type { BlobStore, Descriptor, Hold, Ref, Staging } from './blob-store.ts';
-import { RetryAllowance, type RetryOptions, retryCall } from './decorators/retry-call.ts';
+import type { BlobStore, DamagedRef, Descriptor, Hold, Ref, Staging } from './blob-store.ts';
+import { RetryAllowance, type RetryOptions, retryCall, retryFor } from './decorators/retry-call.ts';
 import { ensureFolder } from './durable-file.ts';
 import { checkRecordKey, isImageName, parseImageName } from './image-name.ts';
 import { parseDescriptor } from './ref-file.ts';
@@ -105,7 +105,11 @@ export class S3Store implements BlobStore {
   }
 
   async read(digest: Digest, offset: number, length: number): Promise<Buffer> {
-    return this.#again(`read of ${digest}`, (signal) => this.#range(digest, offset, length, signal));
+    return this.#again(
+      `read of ${digest}`,
+      (signal) => this.#range(digest, offset, length, signal),
+      Math.max(0, length),
+    );
   }
 
   async readVerified(digest: Digest): Promise<Buffer> {
@@ -250,7 +254,7 @@ export class S3Store implements BlobStore {
     return true;
   }
 
-  async listRefs(): Promise<Ref[]> {
+  async listRefs(damaged?: DamagedRef): Promise<Ref[]> {
     const names: string[] = [];
     for await (const { objects } of this.#list(REFS)) {
       for (const { key } of objects) {
@@ -265,8 +269,9 @@ export class S3Store implements BlobStore {
       while (next < names.length) {
         const name = names[next++]!;
         const ref = await this.getRef(name).catch((error) => {
-          if (isDsecError(error, 'STORE_REF_DAMAGED')) return undefined;
-          throw error;
+          if (!isDsecError(error, 'STORE_REF_DAMAGED')) throw error;
+          damaged?.(name, error);
+          return undefined;
         });
         if (ref !== undefined) refs.push(ref);
       }
@@ -318,7 +323,7 @@ export class S3Store implements BlobStore {
 
   async #beginning(digest: Digest): Promise<{ bytes: Buffer; sizeBytes: number }> {
     const key = this.#blobKey(digest);
-    const first = await this.#again(`read of ${key}`, () => this.#ranges.beginning(key, PIECE_BYTES));
+    const first = await this.#again(`read of ${key}`, () => this.#ranges.beginning(key, PIECE_BYTES), PIECE_BYTES);
     if (first === undefined) throw fail('STORE_BLOB_MISSING', { digest, store: this.url });
     return first;
   }
@@ -401,8 +406,8 @@ export class S3Store implements BlobStore {
     }
   }
 
-  #again<T>(what: string, work: (signal: AbortSignal | undefined) => Promise<T>): Promise<T> {
-    return retryCall(work, () => `${this.url}: ${what}`, this.#retry);
+  #again<T>(what: string, work: (signal: AbortSignal | undefined) => Promise<T>, bytes = 0): Promise<T> {
+    return retryCall(work, () => `${this.url}: ${what}`, retryFor(bytes, this.#retry));
   }
 }
 

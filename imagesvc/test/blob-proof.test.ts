@@ -1,20 +1,24 @@
 /** Proofs: made once, remembered while the file is the same, never taken on trust. */
 import {
   existsSync,
+  linkSync,
   mkdtempSync,
   readdirSync,
   readFileSync,
   rmSync,
   statSync,
+  unlinkSync,
   utimesSync,
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { digestOf, hexOf } from '#base';
+import { storeSink } from '../convert/store-sink.ts';
 import { openProven, recordProof } from '../mount/blob-proof.ts';
+import { openStore } from '../store/open-store.ts';
 
 const BYTES = Buffer.from('the blob');
 const DIGEST = digestOf(BYTES);
@@ -59,6 +63,77 @@ it('a change of content, with size and times put back, is seen', async () => {
   writeFileSync(path, 'THE BLOB');
   utimesSync(path, atime, mtime);
   await expect(open()).rejects.toMatchObject(mismatch);
+});
+
+/** Bytes that this process has read, from anywhere. */
+const readBytes = () => Number(/^rchar: (\d+)$/m.exec(readFileSync('/proc/self/io', 'utf8'))![1]);
+
+it('a blob whose times and links move while it is hashed is no damaged blob', async () => {
+  const large = Buffer.alloc(48 * 1024 * 1024, 7);
+  writeFileSync(path, large);
+  const digest = digestOf(large);
+  let changes = 0;
+  let stop = false;
+  const moving = (async () => {
+    for (; !stop; changes++) {
+      if (changes % 2 === 0) linkSync(path, join(folder, 'link'));
+      else unlinkSync(join(folder, 'link'));
+      if (changes % 5 === 0) utimesSync(path, new Date(), new Date());
+      await delay(1);
+    }
+  })();
+  try {
+    (await openProven(path, digest, large.length, cache)).close();
+  } finally {
+    stop = true;
+    await moving;
+  }
+  expect(changes).toBeGreaterThan(0);
+  // Once it rests, it is hashed again, and then no more.
+  await delay(30);
+  (await openProven(path, digest, large.length, cache)).close();
+  const before = readBytes();
+  (await openProven(path, digest, large.length, cache)).close();
+  expect(readBytes() - before).toBeLessThan(large.length / 2);
+  writeFileSync(path, Buffer.alloc(large.length, 8));
+  await expect(openProven(path, digest, large.length, cache)).rejects.toMatchObject(mismatch);
+});
+
+it('what makes a blob in a store young again costs no mount a hash', async () => {
+  const store = await openStore(join(folder, 'store'));
+  const large = Buffer.alloc(48 * 1024 * 1024, 7);
+  const digest = digestOf(large);
+  const publish = async () => {
+    const staging = await store.stage();
+    writeFileSync(join(staging.path, 'f'), large);
+    const sink = storeSink(store, staging);
+    await sink.putFile(join(staging.path, 'f'), digest, large.length);
+    await staging.remove();
+    await sink.recordProofs();
+  };
+  const mounted = async () => {
+    const before = readBytes();
+    (await openProven(store.localPath(digest)!, digest, large.length, cache)).close();
+    return readBytes() - before < large.length / 2 ? 'not read' : 'read';
+  };
+  vi.stubEnv('DSEC_CACHE', cache);
+  vi.spyOn(process, 'getuid').mockReturnValue(0);
+  try {
+    await publish();
+    expect(await mounted()).toBe('not read');
+    await store.renew(digest);
+    await publish();
+    expect(await mounted()).toBe('not read');
+    // The publisher's word is for its own bytes, not for what it found in their place.
+    const damaged = Buffer.alloc(large.length, 8);
+    writeFileSync(store.localPath(digest)!, damaged);
+    await delay(30);
+    await publish();
+    await expect(mounted()).rejects.toMatchObject(mismatch);
+  } finally {
+    vi.unstubAllEnvs();
+    vi.restoreAllMocks();
+  }
 });
 
 it('a file that was changed a moment ago is proved, but not remembered', async () => {

@@ -448,7 +448,21 @@ describe('beside work that goes on (a folder)', () => {
   test('a damaged ref is removed like any other', async () => {
     await publishMadeUp(folder, 'a', { layers: ['1'], dataBytes: 10 });
     writeFileSync(join(root, 'store/refs/a/_tags/latest'), '{');
-    expect(await listImages(folder)).toEqual([]);
+    const other = await publishMadeUp(folder, 'b', { layers: ['2'], dataBytes: 10 });
+    const stray = await folder.put(Buffer.from('stray'));
+    const before = await digests(folder);
+    const problem = expect.stringContaining('the ref of a:latest is damaged') as string;
+    expect(await listImages(folder)).toMatchObject([
+      { name: 'a:latest', digest: undefined, kind: undefined, problem },
+      { name: 'b:latest', digest: other.manifestDigest },
+    ]);
+    // What it needs is unknown: nothing may go, neither at once nor with another image.
+    const unsafe = { code: 'CATALOG_GC_UNSAFE', message: problem };
+    await expect(collectGarbage(folder, { graceMs: 0 })).rejects.toMatchObject(unsafe);
+    expect(await removeImage(folder, 'b')).toMatchObject({ deleted: [], problem });
+    expect(await digests(folder)).toEqual(before);
+    expect(await removeImage(folder, 'a', { dryRun: true })).toMatchObject({ digest: undefined, deleted: [] });
+    expect(stray).toBe(digestOf('stray'));
     expect(await removeImage(folder, 'a')).toMatchObject({
       digest: undefined,
       problem: expect.stringContaining('damaged') as string,

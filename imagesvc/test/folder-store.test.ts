@@ -33,6 +33,7 @@ storeConformance('folder', async () => {
     store: await openStore(url),
     again: () => openStore(url),
     damage: async (digest, bytes) => writeFileSync(join(url, 'blobs/sha256', hexOf(digest)), bytes),
+    damageRef: async (repository, tag, text) => writeFileSync(join(url, 'refs', repository, '_tags', tag), text),
     close: async () => rmSync(root, { recursive: true, force: true }),
   };
 });
@@ -56,16 +57,12 @@ describe('opening', () => {
     );
   });
 
-  test.each([
-    'ftp://host/x',
-    'http://host/x',
-    'file://otherhost/x',
-    '',
-    'file:///a%2Fb',
-    'file:relative%00',
-  ])('%j is refused', async (url) => {
-    await expect(openStore(url)).rejects.toMatchObject({ code: 'STORE_SCHEME', exit: 2 });
-  });
+  test.each(['ftp://host/x', 'http://host/x', 'file://otherhost/x', '', 'file:///a%2Fb', 'file:relative%00'])(
+    '%j is refused',
+    async (url) => {
+      await expect(openStore(url)).rejects.toMatchObject({ code: 'STORE_SCHEME', exit: 2 });
+    },
+  );
 
   test('the default store', () => {
     expect(defaultStoreUrl({ DSEC_STORE: '/x' }, 0)).toBe('/x');
@@ -231,6 +228,59 @@ describe('the layout', () => {
     await staging.remove();
     expect(statSync(path).ino).toBe(ino);
     expect(statSync(path).nlink).toBe(1);
+  });
+
+  test('what makes a blob young leaves its file as it is', async () => {
+    const digest = await store.put(Buffer.from('once'));
+    const path = at('blobs/sha256', hexOf(digest));
+    const asItWas = () => {
+      const { ino, nlink, mtimeNs, ctimeNs } = statSync(path, { bigint: true });
+      return { ino, nlink, mtimeNs, ctimeNs };
+    };
+    const before = asItWas();
+    await new Promise((resolve) => setTimeout(resolve, 30));
+    const ageOf = async () => (await collected(store.listBlobs()))[0]!.modifiedMs;
+    const first = await ageOf();
+    await store.renew(digest);
+    const second = await ageOf();
+    expect(second).toBeGreaterThan(first);
+    await new Promise((resolve) => setTimeout(resolve, 5));
+    await store.put(Buffer.from('once'));
+    const staging = await store.stage();
+    writeFileSync(join(staging.path, 'f'), 'once');
+    await store.putFile(join(staging.path, 'f'), digest, 4);
+    await staging.remove();
+    expect(await ageOf()).toBeGreaterThan(second);
+    expect(asItWas()).toEqual(before);
+    await store.deleteBlob(digest);
+    expect(readdirSync(at('renewed/sha256'))).toEqual([]);
+    expect(await store.renew(digest)).toBeUndefined();
+    expect(readdirSync(at('renewed/sha256'))).toEqual([]);
+  });
+
+  test.each([true, false])('a folder in the place of a blob is damage, and is healed (empty: %s)', async (empty) => {
+    const digest = digestOf('x');
+    const path = at('blobs/sha256', hexOf(digest));
+    const block = () => {
+      mkdirSync(path, { recursive: true });
+      if (!empty) writeFileSync(join(path, 'kept'), 'bytes');
+    };
+    await store.put(Buffer.from('other'));
+    const damaged = { code: 'STORE_BLOB_NOT_FILE', exit: 3 };
+    block();
+    expect(await store.stat(digest)).toBeUndefined();
+    expect(await store.renew(digest)).toBeUndefined();
+    await expect(store.readVerified(digest)).rejects.toMatchObject(damaged);
+    await expect(store.read(digest, 0, 1)).rejects.toMatchObject(damaged);
+    await expect(collected(store.stream(digest))).rejects.toMatchObject(damaged);
+    await store.put(Buffer.from('x'));
+    expect((await store.readVerified(digest)).toString()).toBe('x');
+    await store.deleteBlob(digest);
+    block();
+    await store.deleteBlob(digest);
+    expect(existsSync(path)).toBe(false);
+    const aside = readdirSync(at('blobs/sha256')).filter((name) => name.startsWith(`${hexOf(digest)}.aside-`));
+    expect(aside.map((name) => readdirSync(at('blobs/sha256', name)))).toEqual(empty ? [] : [['kept'], ['kept']]);
   });
 
   test('a symlink is no finished file', async () => {

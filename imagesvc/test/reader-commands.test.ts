@@ -233,7 +233,11 @@ describe.skipIf(!hasMkfs)('over images in a store', () => {
     expect(() => dump(a, { nid: 1, layer: 0 })).toThrow(expect.objectContaining({ code: 'TREE_NOT_FOUND' }));
     for (const nid of [1, 123_456_789, Number.MAX_SAFE_INTEGER]) {
       expect(() => dump(a, { nid })).toThrow(
-        expect.objectContaining({ code: 'TREE_NO_INODE', exit: 4, message: expect.stringContaining(`no inode ${nid} in`) }),
+        expect.objectContaining({
+          code: 'TREE_NO_INODE',
+          exit: 4,
+          message: expect.stringContaining(`no inode ${nid} in`),
+        }),
       );
     }
   });

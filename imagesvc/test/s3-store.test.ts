@@ -56,6 +56,8 @@ if (program !== undefined) {
       store: await storeAt(prefix),
       again: () => storeAt(prefix),
       damage: async (digest, bytes) => writeFileSync(inBucket(prefix, 'blobs/sha256', hexOf(digest)), bytes),
+      damageRef: async (repository, tag, text) =>
+        writeFileSync(inBucket(prefix, 'refs', repository, '_tags', tag), text),
       close: async () => rmSync(inBucket(prefix), { recursive: true, force: true }),
       ageStepMs: 1100,
     };

@@ -109,7 +109,9 @@ describe('limits', () => {
     await expect.poll(() => runner.started).toEqual([a[0], a[1], b]);
     await runner.finish(b);
     await runner.job(a[2]!);
-    await expect.poll(() => fixture.service.queue.counts()).toEqual({ queued: 1, running: 2, done: 2, failed: 0, cancelled: 0 });
+    await expect
+      .poll(() => fixture.service.queue.counts())
+      .toEqual({ queued: 1, running: 2, done: 2, failed: 0, cancelled: 0 });
   });
 
   it('refuses a caller who has too many, with 429, and others go on', async () => {

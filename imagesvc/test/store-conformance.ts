@@ -16,6 +16,8 @@ export interface StoreUnderTest {
   again(): Promise<BlobStore>;
   /** Overwrites a blob's bytes behind the store's back, to damage it. */
   damage(digest: Digest, bytes: Buffer): Promise<void>;
+  /** Overwrites the file or object of a ref; for stores that keep refs where others can reach them. */
+  damageRef?(repository: string, tag: string, text: string): Promise<void>;
   close(): Promise<void>;
   /** How far apart two moments must be to give different ages; 30 ms. */
   readonly ageStepMs?: number;
@@ -231,6 +233,25 @@ export function storeConformance(name: string, make: () => Promise<StoreUnderTes
       expect(await other.deleteRef('a:other')).toBe(false);
       expect(await store.getRef('a:other')).toBeUndefined();
       expect((await store.listRefs()).map((ref) => ref.name)).toEqual(['a:latest', 'b/c:1']);
+    });
+
+    test('a damaged ref is told of, neither listed nor passed over', async () => {
+      if (under.damageRef === undefined) return;
+      await store.setRef({ name: 'a:1', manifest: manifest('one') });
+      await store.setRef({ name: 'a/b:2', manifest: manifest('two') });
+      for (const text of ['', '{"mediaType":', '\0\0\0', '{"mediaType":"m","digest":"sha256:12","size":1}']) {
+        await under.damageRef('a/b', '2', text);
+        const damaged: [string, Error][] = [];
+        expect(await store.listRefs((name, problem) => damaged.push([name, problem]))).toEqual([
+          { name: 'a:1', manifest: manifest('one') },
+        ]);
+        const problem = expect.objectContaining({ code: 'STORE_REF_DAMAGED' }) as Error;
+        expect(damaged).toEqual([['a/b:2', problem]]);
+        await expect(store.getRef('a/b:2')).rejects.toEqual(problem);
+      }
+      expect((await store.listRefs()).map((ref) => ref.name)).toEqual(['a:1']);
+      expect(await store.deleteRef('a/b:2')).toBe(true);
+      expect(await store.getRef('a/b:2')).toBeUndefined();
     });
 
     test('names that are parts of each other do not meet', async () => {

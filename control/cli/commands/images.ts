@@ -1,9 +1,14 @@
 /** `dsec images`: what the store holds. */
-import { humanSize } from '#base';
+import { type Digest, humanSize } from '#base';
 import { listImages } from '#imagesvc';
 import type { CommandDefinition } from '../command.ts';
 import { shortDigest } from '../digest-text.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+
+/** A damaged ref leads to no digest. */
+function digestText(digest: Digest | undefined): string {
+  return digest === undefined ? '' : shortDigest(digest);
+}
 
 export const definition: CommandDefinition = {
   description:
@@ -29,8 +34,8 @@ export const definition: CommandDefinition = {
         ],
         images.map(({ name, kind, layers, metaBytes, dataBytes, digest, problem }) =>
           problem === undefined
-            ? [name, kind ?? '', String(layers), humanSize(metaBytes), humanSize(dataBytes), shortDigest(digest)]
-            : [name, 'damaged', '', '', '', shortDigest(digest)],
+            ? [name, kind ?? '', String(layers), humanSize(metaBytes), humanSize(dataBytes), digestText(digest)]
+            : [name, 'damaged', '', '', '', digestText(digest)],
         ),
       );
       for (const { name, problem } of images) if (problem !== undefined) output.note(`${name}: ${problem}`);

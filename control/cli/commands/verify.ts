@@ -57,33 +57,36 @@ export const definition: CommandDefinition = {
   },
 };
 
-/** An image whose manifest is damaged is reported like any other: one of them must not hide the rest. */
+/** An image whose ref or manifest is damaged is reported like any other: one of them must not hide the rest. */
 async function verifyNamed(store: BlobStore, name: string, progress: Progress): Promise<VerifyReport> {
   try {
     return await verifyImage(store, await openImage(store, name), { progress });
   } catch (error) {
     if (!isDsecError(error) || error.exit !== 3) throw error;
-    const blob = await damagedManifest(store, name);
-    if (blob === undefined) throw error;
+    const refDamaged = error.code === 'STORE_REF_DAMAGED';
+    const blob = refDamaged ? undefined : await damagedManifest(store, name);
+    if (!refDamaged && blob === undefined) throw error;
+    const problem = refDamaged ? messageOf(error) : `the manifest: ${messageOf(error)}`;
     const nothing = { inodes: 0, directories: 0, files: 0, links: 0, extents: 0, fileBytes: 0 };
     return {
       image: name,
       ok: false,
       layers: 0,
-      blobs: 1,
+      blobs: blob === undefined ? 0 : 1,
       blobBytes: 0,
       chunks: 0,
       ...nothing,
       problemCount: 1,
-      problems: [{ blob, problem: `the manifest: ${messageOf(error)}` }],
-      damaged: [blob],
+      problems: [{ blob, problem }],
+      damaged: blob === undefined ? [] : [blob],
     };
   }
 }
 
 async function show(report: VerifyReport, repaired: readonly string[] | undefined, output: Output): Promise<void> {
   const { image, ok, problems, problemCount, damaged, layers, inodes, blobs, blobBytes } = report;
-  for (const { blob, problem } of problems) await output.line(`${image}: ${blob}: ${problem}`);
+  for (const { blob, problem } of problems)
+    await output.line(`${image}: ${blob === undefined ? '' : `${blob}: `}${problem}`);
   const unlisted = problemCount - problems.length;
   if (unlisted > 0) await output.line(`${image}: and ${counted(unlisted, 'more problem')}`);
   const extent = [

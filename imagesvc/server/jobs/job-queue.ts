@@ -287,7 +287,8 @@ export class JobQueue {
       // The file says `running`: the next process does it again, and finds the result in the store.
       this.#options.onError?.(error, job);
     }
-    events.state(jobView(job));
+    // It may have been asked for again meanwhile: then its next attempt is what watchers see.
+    if (this.#jobs.get(job.id) === job) events.state(jobView(job));
   }
 
   async #forgetOld(): Promise<void> {

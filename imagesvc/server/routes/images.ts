@@ -16,7 +16,7 @@ import { body, CatQuery, DiffQuery, ImageParams, ListQuery, RemoveQuery, StatQue
 
 const ImageRow = Type.Object({
   name: Type.String(),
-  digest: Type.String(),
+  digest: Type.Optional(Type.String({ description: 'Left out when the ref is damaged' })),
   kind: Type.Optional(Type.String()),
   layers: Type.Integer(),
   metaBytes: Type.Number(),

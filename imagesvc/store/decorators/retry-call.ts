@@ -6,12 +6,15 @@
 import { type DsecError, isDsecError } from '#base';
 import { fail } from '../../errors.ts';
 
+const BUDGET_MS = 60_000;
+const TRY_TIMEOUT_MS = 30_000;
+
 export interface RetryOptions {
   /** Tries in all; 6. */
   readonly attempts?: number;
   /** No try begins after this; 60 s. */
   readonly budgetMs?: number;
-  /** One try; 30 s. Undefined: none. */
+  /** One try; 30 s. */
   readonly tryTimeoutMs?: number;
   readonly baseDelayMs?: number;
   readonly maxDelayMs?: number;
@@ -72,6 +75,16 @@ export class RetryAllowance {
   }
 }
 
+/** A connection slower than this is as good as broken. */
+const SLOWEST_BYTES_PER_SECOND = 64 * 1024;
+
+/** The same, with more time for what brings many bytes. */
+export function retryFor(bytes: number, options: RetryOptions): RetryOptions {
+  const moreMs = Math.min(600_000, (bytes / SLOWEST_BYTES_PER_SECOND) * 1000);
+  const { tryTimeoutMs = TRY_TIMEOUT_MS, budgetMs = BUDGET_MS } = options;
+  return { ...options, tryTimeoutMs: tryTimeoutMs + moreMs, budgetMs: budgetMs + 2 * moreMs };
+}
+
 /** @throws the last try's error, or the reason of `signal` */
 export async function retryCall<T>(
   work: (signal: AbortSignal | undefined) => Promise<T>,
@@ -79,7 +92,13 @@ export async function retryCall<T>(
   options: RetryOptions = {},
   signal?: AbortSignal,
 ): Promise<T> {
-  const { attempts = 6, budgetMs = 60_000, tryTimeoutMs = 30_000, baseDelayMs = 50, maxDelayMs = 5_000 } = options;
+  const {
+    attempts = 6,
+    budgetMs = BUDGET_MS,
+    tryTimeoutMs = TRY_TIMEOUT_MS,
+    baseDelayMs = 50,
+    maxDelayMs = 5_000,
+  } = options;
   const { allowance, clock = systemClock, onRetry } = options;
   const endMs = clock.now() + budgetMs;
   for (let attempt = 1; ; attempt++) {

@@ -1,9 +1,9 @@
 /**
- * A range source that tries again: see retry-call.ts. Goes around hedging, so that each try may be hedged, and
+ * A range source that tries again: see retry-call.ts. Large ranges get more time. Goes around hedging, so that each try may be hedged, and
  * inside of limits, whose queue must not count as time of a try.
  */
 import type { RangeSource } from '#chunk-cache';
-import { RetryAllowance, type RetryOptions, retryCall } from './retry-call.ts';
+import { RetryAllowance, type RetryOptions, retryCall, retryFor } from './retry-call.ts';
 
 export function withRetry(source: RangeSource, options: RetryOptions = {}): RangeSource {
   const allowance = options.allowance ?? new RetryAllowance();
@@ -12,7 +12,7 @@ export function withRetry(source: RangeSource, options: RetryOptions = {}): Rang
       retryCall(
         (tried) => source.readRange(blob, offset, lengthBytes, { signal: tried, priority }),
         () => `read of ${blob}, bytes ${offset} to ${offset + lengthBytes - 1}`,
-        { ...options, allowance },
+        retryFor(lengthBytes, { ...options, allowance }),
         signal,
       ),
   };
