@@ -39,7 +39,7 @@ interface Part {
 }
 
 const BATCH_BYTES = 16 * 1024 * 1024;
-/** Eviction syncs a map for each blob it takes from, so it takes more than it must: this part of the capacity, at most. */
+/** Eviction syncs a map for each blob it takes from, so it takes more than it must: this part of what is there, at most. */
 const EXTRA_PART = 1 / 32;
 const EXTRA_BYTES = 64 * 1024 * 1024;
 
@@ -202,7 +202,7 @@ export class DiskKeeper {
     const { capacityBytes } = this.#room;
     const wanted = Math.min(bytes, capacityBytes);
     if (this.#missing(wanted) > 0) {
-      const extra = Math.min(EXTRA_BYTES, Number.isFinite(capacityBytes) ? capacityBytes * EXTRA_PART : EXTRA_BYTES);
+      const extra = Math.min(EXTRA_BYTES, this.#disk.total.bytes * EXTRA_PART);
       await this.#evict(this.#missing(wanted) + extra);
     }
     const missing = Math.max(0, this.#missing(bytes));

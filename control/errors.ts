@@ -32,6 +32,12 @@ export const controlErrors = {
     exit: 3,
     http: 400,
   },
+  CLI_NOT_UTF8: {
+    message: '{program}: {what} is not valid UTF-8: {text}',
+    hint: 'only paths inside images, mount targets, --exclude of pack-diff and -o of export may hold such bytes; for a command in a sandbox, have a shell in it make them: sh -c "... $(printf \'\\377\')"',
+    exit: 2,
+    http: 400,
+  },
   CLI_OUTPUT: {
     message: 'cannot write to stdout: {reason}',
     hint: 'where stdout leads to is full or cannot be written: send it elsewhere',

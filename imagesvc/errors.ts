@@ -50,7 +50,7 @@ export const imagesvcErrors = {
     http: 400,
   },
   CATALOG_LAYOUT_DENIED: {
-    message: '{path}: cannot be read ({why})',
+    message: '{path}: no permission ({why})',
     hint: 'run as a user who may read it',
     exit: 5,
     http: 403,

@@ -31,6 +31,8 @@ export interface Feature {
   readonly usedFor: string;
   /** What happens without it. */
   readonly fallback: string;
+  /** Nothing uses it yet: it tells what this machine could do once something does. */
+  readonly later?: true;
 }
 
 export interface DetectOptions {
@@ -53,6 +55,10 @@ export function detect(options: DetectOptions = {}): Feature[] {
     }
     return { name, present: found[0], detail: found[1], usedFor, fallback };
   };
+  const later = (name: string, usedFor: string, look: () => Found): Feature => ({
+    ...row(name, usedFor, 'nothing: it is not used yet', look),
+    later: true,
+  });
   return [
     row('kernel', 'everything', 'none: Linux 5.16 or newer is needed to mount', () => [atLeast(5, 16), release()]),
     row('erofs', 'mounting images', 'images can be read and exported unmounted', () => filesystem('erofs')),
@@ -81,26 +87,17 @@ export function detect(options: DetectOptions = {}): Feature[] {
       () => [atLeast(6, 9), `by version: ${release()}`],
     ),
     row('EROFS directio', 'pages of lazy mounts cached once', 'they are cached twice', erofsDirectIo),
-    row('cgroups', 'limits, accounting and freezing of sandboxes', 'none: sandboxes run without limits', cgroups),
-    row('memory.reclaim', 'giving back memory of paused sandboxes', 'freezer and process_madvise', memoryReclaim),
-    row('PSI', 'refusing new sandboxes under pressure', 'load and free memory alone', () =>
-      file('/proc/pressure/memory'),
-    ),
-    row('zram', 'compressed swap for idle sandboxes', 'other swap, or none', zram),
-    row(
-      'user namespaces',
-      'root in a sandbox that is nobody outside',
-      'root in a sandbox keeps its uid',
-      userNamespaces,
-    ),
-    row('Landlock', 'keeping a sandbox from files, below its capabilities', 'mounts and seccomp alone', landlock),
-    row('AppArmor', 'confining sandboxes by profile', 'Landlock and seccomp', appArmor),
-    row('core scheduling', 'keeping sandboxes off each other’s hyper-threads', 'none', coreScheduling),
-    row('/dev/kvm', 'microVM and VM sandboxes at full speed', 'QEMU emulates: many times slower', () =>
-      device('/dev/kvm'),
-    ),
-    row('ublk', 'OverlayBD disks', 'NBD, or vhost-user', () => device('/dev/ublk-control')),
-    row('NBD', 'OverlayBD disks without ublk', 'vhost-user', nbd),
+    row('cgroups', 'keeping the processes of a sandbox together', 'none: crun and runc need them', cgroups),
+    later('memory.reclaim', 'giving back memory of paused sandboxes', memoryReclaim),
+    later('PSI', 'refusing new sandboxes under pressure', () => file('/proc/pressure/memory')),
+    later('zram', 'compressed swap for idle sandboxes', zram),
+    later('user namespaces', 'root in a sandbox that is nobody outside', userNamespaces),
+    later('Landlock', 'keeping a sandbox from files, below its capabilities', landlock),
+    later('AppArmor', 'confining sandboxes by profile', appArmor),
+    later('core scheduling', 'keeping sandboxes off each other’s hyper-threads', coreScheduling),
+    later('/dev/kvm', 'microVM and VM sandboxes', () => device('/dev/kvm')),
+    later('ublk', 'OverlayBD disks', () => device('/dev/ublk-control')),
+    later('NBD', 'OverlayBD disks without ublk', nbd),
   ];
 }
 

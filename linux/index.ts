@@ -12,5 +12,5 @@ export { takeDescriptor } from './pidfd.ts';
 export * from './pipe.ts';
 export * from './process.ts';
 export * from './special.ts';
-export * from './xattr.ts';
 export { startWriteback } from './writeback.ts';
+export * from './xattr.ts';

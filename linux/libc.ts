@@ -6,7 +6,7 @@
  * upwards are the same on every architecture.
  */
 import { createRequire } from 'node:module';
-import { type ByteString, bytesOf, display, messageOf } from '#base';
+import { type ByteString, bytesOf, display, fromText, messageOf } from '#base';
 import { fail, SyscallError } from './errors.ts';
 
 /** What may be passed to C. Buffers are pointers to their bytes, null is NULL. */
@@ -111,7 +111,7 @@ export function cBytes(value: BytePath): Buffer {
   return Buffer.concat([bytes, Buffer.alloc(1)]);
 }
 
-/** NUL-terminated, from text (UTF-8), as Node's fs takes paths. */
+/** NUL-terminated, from text (UTF-8), as Node's fs takes paths; stand-ins of base's `textOf` are the bytes they stand for. */
 export function cText(value: string): Buffer {
-  return cBytes(Buffer.from(value, 'utf8'));
+  return cBytes(fromText(value));
 }

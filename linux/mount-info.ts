@@ -3,7 +3,7 @@
  * Paths in rows are byte strings with the kernel's octal escapes undone.
  */
 import { closeSync, openSync, readFileSync } from 'node:fs';
-import { type ByteString, fromText } from '#base';
+import { type ByteString, fromText, nodePath } from '#base';
 
 export interface MountRow {
   /** Unique while the mount lives; may be given to another one afterwards. */
@@ -77,7 +77,7 @@ const O_NOFOLLOW = 0o400000;
 
 /** Id of the topmost mount at `path` (text). A symlink is not followed. @throws ENOENT and the like */
 export function mountIdOf(path: string): number {
-  const fd = openSync(path, O_PATH | O_NOFOLLOW);
+  const fd = openSync(nodePath(path), O_PATH | O_NOFOLLOW);
   try {
     return mountIdOfFd(fd);
   } finally {

@@ -56,6 +56,12 @@ export const runtimeErrors = {
     exit: 3,
     http: 400,
   },
+  RUNTIME_RECORD_WRITE: {
+    message: '{path}: the record of a sandbox cannot be written: {reason}',
+    hint: 'free some space in the state folder {folder}, or name another one with $DSEC_STATE; `dsec sandbox rm` works on a full disk too',
+    exit: 1,
+    http: 507,
+  },
   RUNTIME_SANDBOX_BUSY: {
     message: 'sandbox {name} is in use by another command',
     hint: '{remedy}',

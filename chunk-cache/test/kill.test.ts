@@ -3,11 +3,11 @@
  * page cache outlives the process, so not one claim may be wrong), no space is lost, and every byte can be read.
  */
 import { spawn } from 'node:child_process';
-import { readdirSync, statSync } from 'node:fs';
+import { readdirSync, rmSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { buildSync } from 'esbuild';
-import { beforeAll, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { openChunkCache } from '../cache.ts';
 import { KILL_CAPACITY_BYTES, killBlobs } from './kill-blobs.ts';
 import { randomFrom, temporaryFolder } from './made-up-source.ts';
@@ -42,6 +42,8 @@ beforeAll(() => {
     logLevel: 'error',
   });
 });
+
+afterAll(() => rmSync(child, { force: true }));
 
 /** The signal that ended the child, or its exit status. */
 async function runChild(folder: string, seed: number, point: string, after: number, killMs?: number) {

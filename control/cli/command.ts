@@ -3,6 +3,7 @@
  */
 import type { Command } from 'commander';
 import type { Context } from './context.ts';
+import type { ExactPaths } from './exact-text.ts';
 
 export interface Example {
   /** A whole command line, as a user would type it. */
@@ -15,6 +16,10 @@ export interface CommandDefinition {
   readonly description: string;
   /** At least one. */
   readonly examples: readonly Example[];
+  /** What --json prints, for docs/commands.md: every field in backquotes. */
+  readonly json?: string;
+  /** Paths that it takes byte for byte; everything else has to be UTF-8. */
+  readonly exactPaths?: ExactPaths;
   /** Declares arguments and options, and binds `run` with `context`. */
   configure(command: Command, context: Context): void;
 }

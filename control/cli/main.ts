@@ -11,17 +11,20 @@ import { fail } from '../errors.ts';
 import type { CommandDefinition } from './command.ts';
 import { commandTable } from './command-table.ts';
 import type { Cleanup, Context } from './context.ts';
+import { exactArguments, refuseInexact, refuseInexactVariables } from './exact-text.ts';
 import { withExamples } from './examples.ts';
+import { storeOfSudoUser } from './other-store.ts';
 import { Output } from './output.ts';
 import { progressOn } from './progress-line.ts';
-import { reportOf, reportText } from './report-error.ts';
+import { type ErrorReport, reportOf, reportText } from './report-error.ts';
 import { projectVersion } from './version.ts';
 
 /** How long a command may take to stop after the first signal. */
 const STOP_MS = 10_000;
 
-/** Runs `argv` (without node and script) and ends the process. */
-export async function main(argv: readonly string[]): Promise<never> {
+/** Runs `given`, the arguments (without node and script), and ends the process. */
+export async function main(given: readonly string[]): Promise<never> {
+  const argv = exactArguments(given);
   const lines = progressOn(process.stderr);
   const ending = new AbortController();
   const cleanups: Cleanup[] = [];
@@ -54,7 +57,7 @@ export async function main(argv: readonly string[]): Promise<never> {
     if (finishing !== undefined) return finishing;
     if (endedBy !== undefined) return finish(endedBy);
     lines.end();
-    const report = reportOf(error);
+    const report = withOtherStore(reportOf(error), argv);
     process.stderr.write(reportText(report, { json: wantsJson(argv), debug: process.env.DSEC_DEBUG === '1' }));
     return finish(report.exit);
   };
@@ -119,6 +122,10 @@ export async function runCommandLine(argv: readonly string[], context: Context):
     const { definition } = await entry.load();
     describe(command, definition);
     definition.configure(command, context);
+    program.hook('preAction', (_program, called) => {
+      refuseInexact(called, helpful(program, args), definition.exactPaths);
+      refuseInexactVariables(helpful(program, args), []);
+    });
   }
   try {
     await program.parseAsync(args, { from: 'user' });
@@ -159,6 +166,14 @@ function usageProblem(error: CommanderError): string {
     .replace(/^error: /, '')
     .replace(/\s*\n\s*/g, ' ')
     .trim();
+}
+
+/** An image that root's store lacks may be in that of whoever called sudo. */
+function withOtherStore(report: ErrorReport, argv: readonly string[]): ErrorReport {
+  if (report.code !== 'CATALOG_NOT_FOUND' || argv.some((arg) => /^--store(=|$)/.test(arg))) return report;
+  const store = storeOfSudoUser();
+  if (store === undefined) return report;
+  return { ...report, hint: `this is root's store; yours is another: --store ${store}` };
 }
 
 function wantsJson(argv: readonly string[]): boolean {

@@ -1,6 +1,7 @@
 /** Where a command's large output goes: a file that is there whole or not at all, or stdout. */
 import { lstat, open, rename, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
+import { nodePath } from '#base';
 import type { Context } from './context.ts';
 
 /**
@@ -24,8 +25,8 @@ export async function writeOutput(
   const temporary = (await isSpecial(path))
     ? undefined
     : join(dirname(path), `.${basename(path)}.${process.pid}.partial`);
-  if (temporary !== undefined) defer(() => rm(temporary, { force: true }));
-  const file = await open(temporary ?? path, 'w');
+  if (temporary !== undefined) defer(() => rm(nodePath(temporary), { force: true }));
+  const file = await open(nodePath(temporary ?? path), 'w');
   try {
     for await (const piece of pieces) {
       signal.throwIfAborted();
@@ -35,12 +36,12 @@ export async function writeOutput(
   } finally {
     await file.close();
   }
-  if (temporary !== undefined) await rename(temporary, path);
+  if (temporary !== undefined) await rename(nodePath(temporary), nodePath(path));
   return sizeBytes;
 }
 
 /** Whether something is there that a rename must not replace: /dev/null, a named pipe, a link. */
 async function isSpecial(path: string): Promise<boolean> {
-  const stat = await lstat(path).catch(() => undefined);
+  const stat = await lstat(nodePath(path)).catch(() => undefined);
   return stat !== undefined && !stat.isFile();
 }

@@ -6,7 +6,7 @@
  */
 import { once } from 'node:events';
 import type { Writable } from 'node:stream';
-import { display } from '#base';
+import { display, displayText } from '#base';
 import { fail } from '../errors.ts';
 
 export interface Column {
@@ -62,7 +62,7 @@ export class Output {
   }
 
   async line(text = ''): Promise<void> {
-    await this.write(`${text}\n`);
+    await this.write(`${displayText(text)}\n`);
   }
 
   /** One JSON value on one line. */
@@ -71,13 +71,13 @@ export class Output {
   }
 
   async table(columns: readonly Column[], rows: readonly (readonly string[])[]): Promise<void> {
-    await this.write(formatTable(columns, rows));
+    await this.write(displayText(formatTable(columns, rows)));
   }
 
   /** For people, on stderr: notes and warnings. */
   note(text: string): void {
     this.#beforeWrite();
-    this.#stderr.write(`${text}\n`);
+    this.#stderr.write(`${displayText(text)}\n`);
   }
 }
 

@@ -4,7 +4,7 @@
  * Errors of a table speak for themselves. Errors of the system (disk full, permission) keep their text. Everything else is a
  * fault of ours and says so; its stack is shown with DSEC_DEBUG=1.
  */
-import { DsecError, messageOf, systemCode } from '#base';
+import { DsecError, displayText, messageOf, systemCode } from '#base';
 
 export interface ErrorReport {
   readonly exit: number;
@@ -49,7 +49,8 @@ function stackOf(error: unknown): string | undefined {
 
 /** The text for stderr, with its line end. */
 export function reportText(report: ErrorReport, as: { readonly json: boolean; readonly debug: boolean }): string {
-  const { code, message, hint, stack } = report;
+  const { code, hint, stack } = report;
+  const message = displayText(report.message);
   if (as.json) return `${JSON.stringify({ error: { code, message, hint, ...(as.debug ? { stack } : {}) } })}\n`;
   const lines = [`dsec: ${message}`];
   if (hint !== undefined) lines.push(`      ${hint}`);

@@ -1,7 +1,11 @@
 import { EventEmitter } from 'node:events';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { PassThrough, Writable } from 'node:stream';
 import { describe, expect, it } from 'vitest';
 import { errorTable } from '#base';
+import { storeOfSudoUser } from '../cli/other-store.ts';
 import { formatTable, Output } from '../cli/output.ts';
 import { progressOn, progressText } from '../cli/progress-line.ts';
 import { reportOf, reportText } from '../cli/report-error.ts';
@@ -41,6 +45,26 @@ describe('reportOf', () => {
     expect(reportText(report, { json: false, debug: true })).toContain('cli-text.test.ts');
     expect(reportOf('thrown text').message).toBe('unexpected: thrown text');
     expect(reportOf(Object.assign(new TypeError('bad argument'), { code: 'ERR_INVALID_ARG_TYPE' })).code).toBe('BUG');
+  });
+});
+
+describe('the store of whoever called sudo', () => {
+  it('is named when it exists, and only to root who chose none', () => {
+    const folder = mkdtempSync(join(tmpdir(), 'dsec-sudo-'));
+    try {
+      const passwd = join(folder, 'passwd');
+      writeFileSync(passwd, `root:x:0:0::/root:/bin/sh\nmia:x:1000:1000::${folder}/mia:/bin/sh\n`);
+      expect(storeOfSudoUser({ SUDO_USER: 'mia' }, 0, passwd)).toBeUndefined();
+      const store = join(folder, 'mia/.local/share/dsec/store');
+      mkdirSync(store, { recursive: true });
+      expect(storeOfSudoUser({ SUDO_USER: 'mia' }, 0, passwd)).toBe(store);
+      expect(storeOfSudoUser({ SUDO_USER: 'mia', DSEC_STORE: '/x' }, 0, passwd)).toBeUndefined();
+      expect(storeOfSudoUser({ SUDO_USER: 'mia' }, 1000, passwd)).toBeUndefined();
+      expect(storeOfSudoUser({ SUDO_USER: 'nobody-here' }, 0, passwd)).toBeUndefined();
+      expect(storeOfSudoUser({}, 0, passwd)).toBeUndefined();
+    } finally {
+      rmSync(folder, { recursive: true, force: true });
+    }
   });
 });
 

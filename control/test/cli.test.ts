@@ -1,5 +1,5 @@
 import { spawn, spawnSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { chmodSync, chownSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { constants, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -45,6 +45,36 @@ describe('dsec', () => {
     const { definition } = await commandTable.find((entry) => entry.name === name)!.load();
     expect(definition.description.length).toBeGreaterThan(40);
     expect(definition.examples.length).toBeGreaterThan(0);
+  });
+
+  // Root may read anything: the command runs as nobody.
+  it.skipIf(process.getuid?.() !== 0)('exits with 5 where a source may not be read', () => {
+    const folder = mkdtempSync(join(tmpdir(), 'dsec-denied-'));
+    try {
+      const own = join(folder, 'own');
+      mkdirSync(own);
+      chownSync(own, 65534, 65534);
+      mkdirSync(join(folder, 'tree'));
+      writeFileSync(join(folder, 'tree/secret'), 'x', { mode: 0o600 });
+      writeFileSync(join(folder, 'secret.tar'), Buffer.alloc(1024), { mode: 0o600 });
+      mkdirSync(join(folder, 'layout'), { mode: 0o700 });
+      chmodSync(folder, 0o755);
+      run('--version'); // Makes the bundle, which nobody may not.
+      const env = { ...process.env, DSEC_STORE: join(own, 'store'), HOME: own };
+      const asNobody = (...args: string[]) =>
+        spawnSync(process.execPath, [dsec, ...args], { encoding: 'utf8', env, uid: 65534, gid: 65534 });
+      for (const [command, source] of [
+        ['convert', `dir:${folder}/tree`],
+        ['convert', `tar:${folder}/secret.tar`],
+        ['convert', `oci:${folder}/layout`],
+        ['pull', `oci:${folder}/layout`],
+      ] as const) {
+        const { status, stderr } = asNobody(command, source, '--name', 'n:1');
+        expect([command, source, status, stderr]).toEqual([command, source, 5, expect.stringMatching(/permission/)]);
+      }
+    } finally {
+      rmSync(folder, { recursive: true, force: true });
+    }
   });
 
   it('shows the same help for `help COMMAND`', () => {

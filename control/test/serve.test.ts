@@ -210,7 +210,7 @@ describe('the image service as a process', { timeout: 180_000 }, () => {
     await store.deleteRef('killed:1');
     expect((await dsec('gc', '--store', other)).stdout).toMatch(/^freed 0 blobs, 0 B; [4-9] without a name stay\n$/);
     expect((await dsec('gc', '--store', other, '--grace', '0')).stdout).toMatch(
-      /^freed [4-9] blobs, .*; 0 without a name stay\n$/,
+      /^freed [4-9] blobs, .*; 0 without a name stay\n/,
     );
     expect((await dsec('gc', '--grace', 'soon')).status).toBe(2);
     expect((await dsec('verify', '--all', '--store', other)).status).toBe(0);

@@ -391,7 +391,11 @@ describe('what is wrong with a layout', () => {
   });
 
   test('no folder, a file, a pipe in place of a blob', async () => {
-    expect((await failureOf(resolve('oci:/does/not/exist'))).code).toBe('SOURCE_NOT_A_LAYOUT');
+    expect(await failureOf(resolve('oci:/does/not/exist'))).toMatchObject({
+      code: 'SOURCE_PATH',
+      exit: 4,
+      message: '/does/not/exist: no such folder',
+    });
     const file = work.fresh('file');
     writeFileSync(file, 'x');
     expect((await failureOf(resolve(`oci:${file}`))).code).toBe('SOURCE_PATH');

@@ -285,6 +285,10 @@ export async function removeImage(
   options: { dryRun?: boolean; graceMs?: number; inUse?: ReadonlySet<Digest> } = {},
 ): Promise<RemovedImage> {
   if (isDigest(name)) throw await notName(store, name, name);
+  if (!isImageName(name)) {
+    const image = await resolveImage(store, name).catch(() => undefined);
+    if (image !== undefined) throw await notName(store, name, image.digest);
+  }
   const { full } = parseImageName(name);
   const { dryRun = false, graceMs = 0, inUse } = options;
   let damage: unknown;

@@ -3,7 +3,7 @@
  * kept. Everything in it is written beside its place and renamed; the index, which makes the image exist, comes last.
  */
 import { createWriteStream } from 'node:fs';
-import { constants, open, readdir, readFile, rename, rm, stat } from 'node:fs/promises';
+import { access, constants, open, readdir, readFile, rename, rm, stat } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { type Digest, digestOf, hexOf, isDigest, messageOf, systemCode } from '#base';
@@ -68,6 +68,7 @@ export class LayoutDepot implements Depot {
   async *open({ digest }: Descriptor): AsyncIterable<Buffer> {
     // Without O_NONBLOCK a pipe of that name would wait for a writer for ever.
     const file = await open(this.#blobPath(digest), constants.O_RDONLY | constants.O_NONBLOCK).catch((error) => {
+      if (systemCode(error) === 'EACCES') throw this.#denied(error);
       throw this.#wrong(`blob ${digest} cannot be read: ${messageOf(error)}`);
     });
     try {
@@ -142,7 +143,12 @@ export class LayoutDepot implements Depot {
 
   async #index(): Promise<IndexEntry[] | undefined> {
     const path = join(this.#path, 'index.json');
-    if ((await stat(path).catch(() => undefined)) === undefined) return undefined;
+    try {
+      await access(path, constants.R_OK);
+    } catch (error) {
+      if (systemCode(error) === 'EACCES') throw this.#denied(error);
+      return undefined;
+    }
     let listed: unknown;
     try {
       listed = (
@@ -162,15 +168,16 @@ export class LayoutDepot implements Depot {
       throw this.#wrong(messageOf(error));
     });
     if (!found.isFile() || found.size > limit) throw this.#wrong(`${path} is not a file of at most ${limit} bytes`);
-    return readFile(path);
+    return readFile(path).catch((error) => {
+      throw systemCode(error) === 'EACCES' ? this.#denied(error) : this.#wrong(messageOf(error));
+    });
   }
 
   /** Why there is no index. */
   async #missing(): Promise<Error> {
     const path = this.description;
-    const found = await stat(this.#path).catch((error: unknown) => systemCode(error) ?? messageOf(error));
-    if (typeof found === 'string') {
-      if (found !== 'ENOENT' && found !== 'ENOTDIR') return fail('CATALOG_LAYOUT_DENIED', { path, why: found });
+    const found = await stat(this.#path).catch(() => undefined);
+    if (found === undefined) {
       return fail('CATALOG_LAYOUT_NOT_FOUND', { path, why: 'no such folder', remedy: 'check the path' });
     }
     const why = found.isDirectory()
@@ -178,6 +185,10 @@ export class LayoutDepot implements Depot {
       : 'it is a file, not a folder';
     const remedy = 'check the path; "dsec convert" takes plain folders (dir:), tars (tar:) and archives';
     return fail('CATALOG_LAYOUT_NOT_FOUND', { path, why, remedy });
+  }
+
+  #denied(cause: unknown): Error {
+    return fail('CATALOG_LAYOUT_DENIED', { path: this.description, why: messageOf(cause) }, cause);
   }
 
   #wrong(why: string): Error {

@@ -8,7 +8,7 @@
  *     <cache>/chunks/<id>/       the chunk cache, which outlives the server and the boot
  */
 import { createHash } from 'node:crypto';
-import { readdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { readdirSync, readFileSync, renameSync, rmdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { ProcessIdentity } from '#linux';
 
@@ -77,6 +77,16 @@ export function readState(folders: DataFolders): DataServerState | undefined {
   } catch {
     return undefined;
   }
+}
+
+/** All but the log, which stays for whoever asks why. What is still mounted is not looked into. */
+export function removeTraces(folders: DataFolders): void {
+  try {
+    rmdirSync(folders.mountPoint);
+  } catch {
+    // Not there, or still mounted.
+  }
+  for (const path of [folders.state, folders.socket, folders.blobs]) rmSync(path, { recursive: true, force: true });
 }
 
 export function dataServerIds(runDir: string): string[] {

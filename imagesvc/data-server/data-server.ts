@@ -5,7 +5,7 @@
  * One server a store and node. `<run>/data/lock` is held by whoever starts or reclaims one.
  */
 import { spawn } from 'node:child_process';
-import { closeSync, mkdirSync, openSync, readFileSync, realpathSync, rmSync } from 'node:fs';
+import { closeSync, mkdirSync, openSync, readFileSync, realpathSync } from 'node:fs';
 import { join } from 'node:path';
 import { type Digest, messageOf, processEntry, systemCode } from '#base';
 import { bootId, isAlive, lock, readMountInfo, umount } from '#linux';
@@ -22,6 +22,7 @@ import {
   dataServerIds,
   mountSourceOf,
   readState,
+  removeTraces,
 } from './data-folders.ts';
 import type { AddedBlob, ServerStats } from './server-messages.ts';
 import type { SupervisorConfig } from './supervisor.ts';
@@ -135,6 +136,7 @@ export class DataServer {
  */
 export async function ensureDataServer(storeUrl: string, options: DataServerOptions = {}): Promise<DataServer> {
   if (process.geteuid?.() !== 0) throw fail('DATA_NOT_ROOT', {});
+  mkdirSync(nodeFolders(options).runDir, { recursive: true, mode: 0o755 });
   const { runDir, cacheDir } = resolvedFolders(options);
   const folders = dataFolders(runDir, dataServerId(storeUrl));
   const held = await lock(join(runDir, 'data', 'lock'), { timeoutMs: START_TIMEOUT_MS });
@@ -366,9 +368,7 @@ async function reclaimOne(runDir: string, folders: DataFolders): Promise<DataSer
     (mounted) => mounted.source === source && textOf(mounted.mountPoint) === folders.mountPoint,
   );
   for (const _ of rows) umountLazily(folders.mountPoint);
-  const { folder } = folders;
-  for (const name of ['state.json', 'sock', 'blobs', 'mnt'])
-    rmSync(join(folder, name), { recursive: true, force: true });
+  removeTraces(folders);
   return state?.supervisor.bootId === bootId() ? row : undefined;
 }
 
@@ -395,8 +395,8 @@ function resolvedFolders(options: Partial<NodeFolders>): NodeFolders {
   try {
     return { ...folders, runDir: realpathSync(folders.runDir) };
   } catch {
-    mkdirSync(folders.runDir, { recursive: true, mode: 0o755 });
-    return { ...folders, runDir: realpathSync(folders.runDir) };
+    // Not there yet: nothing is in it.
+    return folders;
   }
 }
 

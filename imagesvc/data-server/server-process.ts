@@ -20,13 +20,16 @@ const UNPIN_EVERY_MS = 60_000;
 const config = JSON.parse(process.argv[2]!) as ServerConfig;
 for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
 
+let notedAtMs = Number.NEGATIVE_INFINITY;
+let unnoted = 0;
+
 const cached = await CachedBlobs.open({
   folder: config.chunks,
   source: remoteRangeSource(await openStore(config.storeUrl)),
   runDir: config.runDir,
   memoryBytes: config.memoryBytes,
   capacityBytes: config.capacityBytes,
-  onFailure: (blob, reason) => log(`blob ${blob}: ${reason}`),
+  onFailure: noteFailure,
 });
 const served = new Map<string, ServedBlob>();
 const registry = new BlobRegistry(config.blobs);
@@ -74,6 +77,17 @@ function stats(): ServerStats {
 
 function tell(message: FromServer): void {
   if (process.connected) process.send?.(message);
+}
+
+/** A reader that tries on and on must not fill the disk. */
+function noteFailure(blob: string, reason: string): void {
+  if (performance.now() - notedAtMs < 1000) {
+    unnoted++;
+    return;
+  }
+  log(`blob ${blob}: ${reason}${unnoted > 0 ? ` (and ${unnoted} more)` : ''}`);
+  notedAtMs = performance.now();
+  unnoted = 0;
 }
 
 function log(text: string): void {

@@ -9,11 +9,13 @@
  * Ends when nothing has used the mount for a while (the kernel says so: MNT_EXPIRE), or when it is told to.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { closeSync, mkdirSync, readdirSync, readFileSync, readlinkSync, rmSync } from 'node:fs';
+import { closeSync, mkdirSync, readdirSync, readFileSync, readlinkSync, utimesSync } from 'node:fs';
+import { dirname } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { messageOf, parseDigest, systemCode } from '#base';
 import {
   isAlive,
+  type MountRow,
   mountsAt,
   type ProcessIdentity,
   processIdentity,
@@ -30,6 +32,7 @@ import {
   type DataServerState,
   dataFolders,
   mountSourceOf,
+  removeTraces,
   writeState,
 } from './data-folders.ts';
 import { connectFuse, resend } from './raw-transport.ts';
@@ -302,6 +305,7 @@ export class Supervisor {
   }
 
   #expire(): void {
+    keepBuild(this.#server[0]);
     if (this.#stopping || performance.now() - this.#lastUseMs < this.#config.idleMs) return;
     // Files that are open through another namespace's copy of the mount do not make ours busy.
     if (mountedElsewhere(mountSourceOf(this.#folders.id))) return;
@@ -336,10 +340,7 @@ export class Supervisor {
   }
 
   #remove(): void {
-    const { folder } = this.#folders;
-    // The log stays for whoever asks why.
-    for (const name of ['state.json', 'sock', 'blobs', 'mnt'])
-      rmSync(`${folder}/${name}`, { recursive: true, force: true });
+    removeTraces(this.#folders);
   }
 
   #writeState(): void {
@@ -380,16 +381,35 @@ function threadsOf(pid: number): number {
   }
 }
 
-/** Whether another mount namespace shows the file system. */
+/** A bundle that has not been used for a day is removed by the next build; the next server starts from ours. */
+function keepBuild(program: string | undefined): void {
+  if (program === undefined || !program.endsWith('/data-server-process.mjs')) return;
+  try {
+    utimesSync(dirname(program), new Date(), new Date());
+  } catch {
+    // A checkout that cannot be written is not cleaned up either.
+  }
+}
+
+/**
+ * Whether another mount namespace shows the file system in a mount of its own. Copies that follow ours (services of systemd
+ * have them) do not count: unmounting reaches them, and fails while one of them is in use.
+ */
 function mountedElsewhere(source: string): boolean {
   const seen = new Set([readlinkSync('/proc/self/ns/mnt')]);
+  const group = readMountInfo()
+    .find((row) => row.source === source)
+    ?.propagation.find((one) => one.startsWith('shared:'))
+    ?.slice('shared:'.length);
+  const follows = ({ propagation }: MountRow) =>
+    group !== undefined && (propagation.includes(`shared:${group}`) || propagation.includes(`master:${group}`));
   for (const pid of readdirSync('/proc')) {
     if (!/^\d+$/.test(pid)) continue;
     try {
       const namespace = readlinkSync(`/proc/${pid}/ns/mnt`);
       if (seen.has(namespace)) continue;
       seen.add(namespace);
-      if (readMountInfo(Number(pid)).some((row) => row.source === source)) return true;
+      if (readMountInfo(Number(pid)).some((row) => row.source === source && !follows(row))) return true;
     } catch {
       // Ended meanwhile.
     }

@@ -12,7 +12,7 @@
  */
 import { closeSync, fstatSync, realpathSync, statSync } from 'node:fs';
 import { resolve } from 'node:path';
-import { type Digest, failPoint, messageOf, systemCode } from '#base';
+import { type Digest, failPoint, messageOf, nodePath, systemCode, textOf as textOfBytes } from '#base';
 import { attachMount, createBind, mountIdOf, mountIdOfFd, processIdentity, splitDevice, umount } from '#linux';
 import type { ErofsLayer, Image } from '../catalog/image.ts';
 import { fail } from '../errors.ts';
@@ -100,12 +100,17 @@ function resolveTarget(path: string): string {
   const absolute = resolve(path);
   let target: string;
   try {
-    target = realpathSync(absolute);
+    target = realPath(absolute);
   } catch (error) {
     throw fail('MOUNT_TARGET_MISSING', { target: absolute, reason: messageOf(error) }, error);
   }
-  if (!statSync(target).isDirectory()) throw fail('MOUNT_TARGET_NOT_DIRECTORY', { target });
+  if (!statSync(nodePath(target)).isDirectory()) throw fail('MOUNT_TARGET_NOT_DIRECTORY', { target });
   return target;
+}
+
+/** Byte for byte: a folder's name need not be UTF-8. */
+function realPath(path: string): string {
+  return textOfBytes(realpathSync.native(nodePath(path), 'buffer'));
 }
 
 function mountPrepared(
@@ -259,7 +264,7 @@ function findRecord(table: MountTable, targetOrId: string): MountRecord {
   const absolute = resolve(targetOrId);
   let real = absolute;
   try {
-    real = realpathSync(absolute);
+    real = realPath(absolute);
   } catch {
     // Then it can be a record's target only as it was written.
   }
@@ -273,7 +278,7 @@ function detachTarget(path: string, lazy: boolean): void {
     umount(path, { lazy });
   } catch (error) {
     if (systemCode(error) !== 'EBUSY') throw refusal(error, 'unmounting', path);
-    const users = usersOf(statSync(path).dev);
+    const users = usersOf(statSync(nodePath(path)).dev);
     const named = users.length === 0 ? 'a mount below it, or a process in another namespace' : users.join(', ');
     throw fail('MOUNT_BUSY', { target: path, users: named }, error);
   }

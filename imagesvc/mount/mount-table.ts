@@ -17,7 +17,16 @@
  */
 import { mkdirSync, readdirSync, readlinkSync, realpathSync, rmdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import { type ByteString, type Digest, digestFromHex, fromText, hexOf, systemCode } from '#base';
+import {
+  type ByteString,
+  bytesOf,
+  type Digest,
+  digestFromHex,
+  fromText,
+  hexOf,
+  systemCode,
+  textOf as textOfBytes,
+} from '#base';
 import { bootId, type MountRow, mountIdOf, readMountInfo, umount, withLock } from '#linux';
 import { type MountRecord, mountSource, readRecords, removeRecord, writeRecord } from './mount-record.ts';
 
@@ -222,7 +231,7 @@ export async function withMountTable<T>(
 
 /** A mount point of ours as text: targets come from text. */
 export function textOf(path: ByteString): string {
-  return Buffer.from(path, 'latin1').toString('utf8');
+  return textOfBytes(bytesOf(path));
 }
 
 function ownNamespace(): string {

@@ -11,7 +11,7 @@ export interface DumpTarget {
   /** In the merged view; links on the way are followed, the last one not. */
   readonly path?: ByteString;
   /** In one layer, for what no path leads to. */
-  readonly nid?: number;
+  readonly nid?: number | 'root';
   /** The layer of `nid`, counted from 1 (default), the bottom one. */
   readonly layer?: number;
 }
@@ -81,12 +81,13 @@ function dumpLayer(layer: OpenLayer): Dump {
 }
 
 /** Any number may be asked for: what does not read as an inode is most likely none. */
-function dumpNid(tree: ImageTree, layer: number, nid: number): Dump {
+function dumpNid(tree: ImageTree, layer: number, wanted: number | 'root'): Dump {
+  const root = tree.layers[layer]!.reader.rootNid;
+  const nid = wanted === 'root' ? root : wanted;
   try {
     return dumpInode(tree, layer, nid);
   } catch (error) {
     if (!isDsecError(error, 'EROFS_CORRUPT') && !isDsecError(error, 'EROFS_UNSUPPORTED')) throw error;
-    const root = tree.layers[layer]!.reader.rootNid;
     throw fail('TREE_NO_INODE', { image: tree.name, layer: layer + 1, nid, root, why: error.message }, error);
   }
 }

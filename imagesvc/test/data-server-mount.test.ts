@@ -11,6 +11,7 @@ import {
   mkdtempSync,
   readdirSync,
   readFileSync,
+  readlinkSync,
   realpathSync,
   rmSync,
   writeFileSync,
@@ -190,6 +191,7 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
     const until = join(root, 'killed-until');
     const readers = [hashUntil(target, until), hashUntil(target, until), hashUntil(target, until)];
     let killed = 0;
+    let resent = 0;
     for (let last = 0; killed < KILLS; ) {
       const { ready, server: pid, restarts } = await data.status();
       if (!ready || pid === undefined || pid === last) {
@@ -198,6 +200,7 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
       }
       // At some moment of its work, the first ones right at the start.
       await delay(killed % 4 === 0 ? 0 : 20 * (killed % 7));
+      resent += (await data.stats()).transport.resent;
       process.kill(pid, 'SIGKILL');
       last = pid;
       killed++;
@@ -210,6 +213,9 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
       expect(hashed.hashes).toEqual([expectedHash]);
     }
     expect((await data.status()).restarts).toBe(KILLS);
+    // Requests were in its hands when it died.
+    expect(resent).toBeGreaterThan(0);
+    console.log(`${KILLS} kills, ${resent} requests sent again`);
     expect(differences(expected, attributesOf(target))).toEqual([]);
   });
 
@@ -301,7 +307,13 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
     await delay(1500);
     expect(listDataServers(folders)).toMatchObject([{ state: 'serving' }]);
     const { supervisor, server: pid } = await (await server()).status();
+    // Another mount namespace with a mount of its own: files may be open through it.
+    const other = spawn('unshare', ['-m', '--propagation', 'private', 'sleep', '60'], { stdio: 'ignore' });
+    await waitFor(() => readlinkSync(`/proc/${other.pid}/ns/mnt`) !== readlinkSync('/proc/self/ns/mnt'));
     await unmount(target, folders);
+    await delay(1000);
+    expect(listDataServers(folders)).toMatchObject([{ state: 'serving' }]);
+    other.kill('SIGKILL');
     await waitFor(() => listDataServers(folders).length === 0);
     await waitFor(() => processIdentity(supervisor) === undefined && processIdentity(pid) === undefined);
     expect(readMountInfo().filter(({ mountPoint }) => mountPoint.startsWith(`${folders.runDir}/`))).toEqual([]);

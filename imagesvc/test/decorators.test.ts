@@ -134,6 +134,15 @@ describe('withRetry', () => {
     });
   });
 
+  test('what brings many bytes gets more time', async () => {
+    const late: RangeSource = {
+      readRange: (_, __, length) => new Promise((resolve) => setTimeout(() => resolve(Buffer.alloc(length)), 120)),
+    };
+    const source = withRetry(late, { tryTimeoutMs: 20, attempts: 1 });
+    await expect(source.readRange(blob, 0, 1000, now)).rejects.toMatchObject({ code: 'STORE_TIMEOUT' });
+    expect(await source.readRange(blob, 0, 4 * 1024 * 1024, now)).toHaveLength(4 * 1024 * 1024);
+  });
+
   test('an abort ends a try and a wait', async () => {
     const asked = new Asked();
     const ending = new AbortController();

@@ -1,5 +1,5 @@
 /** The image service's routes over real HTTP: who may do what, the catalog, browsing, ranges, errors, figures, documents. */
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -193,6 +193,33 @@ describe('what requests must be', () => {
     expect(await mount({ image: 'none:1', target: fixture.root })).toMatchObject({ status: 404 });
     expect(await mount({ image: 'team/web:1', target: '/a\u0000b' })).toMatchObject({ status: 400 });
     expect((await fixture.ask('/v1/mounts')).json).toEqual({ mounts: [] });
+  });
+});
+
+describe.skipIf(process.getuid?.() !== 0)('mounts', () => {
+  it('come, are listed, keep their image from being collected, and go', async () => {
+    const target = join(fixture.root, 'mnt');
+    mkdirSync(target);
+    const tree = fixture.tree('mounted', { 'etc/motd': 'mounted\n', data: someBytes(300_000, 'mounted') });
+    await convertToStore(fixture.store, `dir:${tree}`, 'mounted:1');
+    const post = () => fixture.ask('/v1/mounts', { method: 'POST', body: { image: 'mounted:1', target } });
+    const made = await post();
+    expect(made).toMatchObject({ status: 201, json: { target, image: { name: 'mounted:1' } } });
+    const { id } = made.json;
+    try {
+      expect(readFileSync(join(target, 'etc/motd'), 'utf8')).toBe('mounted\n');
+      expect(await post()).toMatchObject({ status: 409, json: { error: { code: 'MOUNT_TARGET_TAKEN' } } });
+      expect((await fixture.ask('/v1/mounts')).json.mounts).toMatchObject([{ id, target, state: 'mounted' }]);
+      expect((await fixture.ask('/v1/images/mounted:1', { method: 'DELETE' })).json).toMatchObject({ deleted: [] });
+      const gc = await fixture.ask('/v1/gc', { method: 'POST', body: { graceMs: 0 } });
+      expect(gc.json.deleted).toEqual([]);
+      expect(readFileSync(join(target, 'data')).length).toBe(300_000);
+    } finally {
+      expect((await fixture.ask(`/v1/mounts/${id}`, { method: 'DELETE' })).status).toBe(200);
+    }
+    expect((await fixture.ask('/v1/mounts')).json).toEqual({ mounts: [] });
+    const gc = await fixture.ask('/v1/gc', { method: 'POST', body: { graceMs: 0 } });
+    expect(gc.json.deleted.length).toBeGreaterThan(3);
   });
 });
 

@@ -16,9 +16,14 @@ export function cgroupsOf(id: string): string[] {
     .filter((path) => existsSync(path));
 }
 
-/** Whether process `pid` of this machine is one of the sandbox's. */
+/** Whether process `pid` of this machine is one of the sandbox's, also in a group below the sandbox's own. */
 export function isInCgroups(id: string, pid: number): boolean {
-  return cgroupsOf(id).some((group) => membersOf(group).includes(pid));
+  try {
+    const lines = readFileSync(`/proc/${pid}/cgroup`, 'latin1').split('\n');
+    return lines.some((line) => `${line}/`.includes(`/${CGROUP_PARENT}/${id}/`));
+  } catch {
+    return false;
+  }
 }
 
 /** Kills all that is in the groups and removes them. Gives up after some seconds: a process in an endless kernel wait cannot be ended. */

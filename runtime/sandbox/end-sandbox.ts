@@ -3,10 +3,10 @@
  * mount, then the folder. Each step may find its work done already.
  */
 import { execFile } from 'node:child_process';
-import { rmSync } from 'node:fs';
+import { renameSync, rmSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { promisify } from 'node:util';
-import { isDsecError } from '#base';
+import { failPoint, isDsecError } from '#base';
 import { unmount } from '#imagesvc';
 import { type FileLock, mountsAt } from '#linux';
 import type { Backend } from '../backend/backend.ts';
@@ -39,10 +39,12 @@ async function unmountRoot(root: string, folders: RuntimeFolders): Promise<void>
   }
 }
 
+/** @throws RUNTIME_RECORD_WRITE; then the record says `running`, and the next command tries again */
 export function markKept(record: SandboxRecord, places: SandboxFolders, exitCode: number | undefined): SandboxRecord {
   const kept: SandboxRecord = { ...record, state: 'kept', exitCode };
-  writeRecord(places.record, kept, true);
+  // First, because on a full disk this may make the room that the record needs.
   for (const path of [places.bundle, places.root]) rmSync(path, { recursive: true, force: true });
+  writeRecord(places.record, kept, true);
   return kept;
 }
 
@@ -54,7 +56,18 @@ export async function removeFolder(places: SandboxFolders): Promise<void> {
   await removeTree(places.folder);
 }
 
-async function removeTree(path: string): Promise<void> {
+/**
+ * Takes the name away at once, which needs no space on a full disk, and then all that it had. Were we killed half way, the
+ * next command goes on with what lies at `aside`.
+ */
+export async function removeAside(places: SandboxFolders, aside: string): Promise<void> {
+  if (mountsAt(places.root).length > 0) throw new Error(`${places.root} is still mounted`);
+  renameSync(places.folder, aside);
+  failPoint('sandbox-aside');
+  await removeTree(aside);
+}
+
+export async function removeTree(path: string): Promise<void> {
   try {
     await rm(path, { recursive: true, force: true });
   } catch {

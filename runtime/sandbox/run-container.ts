@@ -8,7 +8,7 @@
 import { mkdirSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
-import { failPoint } from '#base';
+import { failPoint, messageOf } from '#base';
 import {
   type BlobStore,
   blobFilesFor,
@@ -94,6 +94,8 @@ export interface RunResult {
   readonly name: string;
   /** Of a kept sandbox. */
   readonly upper?: string;
+  /** Of a kept sandbox: its record could not be written (a full disk, say). It is kept all the same. */
+  readonly problem?: string;
   readonly layers: number;
   readonly timings: {
     /** Composing and mounting. */
@@ -133,8 +135,8 @@ export async function runContainer(options: RunOptions): Promise<RunResult> {
     await dismantle(record, places, folders, backend);
     failPoint('run-dismantled');
     kept = options.keep === true;
-    if (kept) markKept(record, places, result.exitCode);
-    return { ...result, name, layers: layers.length, upper: kept ? places.upper : undefined };
+    const problem = kept ? recordKept(record, places, result.exitCode) : undefined;
+    return { ...result, name, layers: layers.length, upper: kept ? places.upper : undefined, problem };
   } catch (error) {
     if (record !== undefined)
       await dismantle(readRecord(places.record) ?? record, places, folders, backend).catch(() => {});
@@ -144,6 +146,16 @@ export async function runContainer(options: RunOptions): Promise<RunResult> {
     else await forgetSandbox(places, lock);
     // Last: a signal in the middle of cleaning up is for nobody any more.
     signals.stop();
+  }
+}
+
+/** The command has done its work whatever becomes of the record: the next command tries again to write it. */
+function recordKept(record: SandboxRecord, places: SandboxFolders, exitCode: number): string | undefined {
+  try {
+    markKept(record, places, exitCode);
+    return undefined;
+  } catch (error) {
+    return messageOf(error);
   }
 }
 

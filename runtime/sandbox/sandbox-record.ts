@@ -1,6 +1,7 @@
 /** What a sandbox is, as its record on disk tells: enough to end it after a crash, and to pack it later. */
 import { randomBytes } from 'node:crypto';
-import { closeSync, fsyncSync, openSync, readFileSync, renameSync, writeSync } from 'node:fs';
+import { closeSync, fsyncSync, openSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { dirname } from 'node:path';
 import { type Digest, isDigest, messageOf, systemCode } from '#base';
 import type { Image } from '#imagesvc';
 import type { ProcessIdentity } from '#linux';
@@ -50,17 +51,27 @@ export function randomSandboxName(): string {
   return `sandbox-${randomBytes(4).toString('hex')}`;
 }
 
-/** `durable`: on disk before this returns, for a sandbox that somebody wants to keep. */
+/**
+ * `durable`: on disk before this returns, for a sandbox that somebody wants to keep.
+ * @throws RUNTIME_RECORD_WRITE; then the record is as it was
+ */
 export function writeRecord(path: string, record: SandboxRecord, durable: boolean): void {
   const fresh = `${path}.tmp`;
-  const fd = openSync(fresh, 'w', 0o600);
   try {
-    writeSync(fd, `${JSON.stringify(record, null, 1)}\n`);
-    if (durable) fsyncSync(fd);
-  } finally {
-    closeSync(fd);
+    const fd = openSync(fresh, 'w', 0o600);
+    try {
+      writeFileSync(fd, `${JSON.stringify(record, null, 1)}\n`);
+      if (durable) fsyncSync(fd);
+    } finally {
+      closeSync(fd);
+    }
+    renameSync(fresh, path);
+  } catch (error) {
+    rmSync(fresh, { recursive: true, force: true });
+    // <state>/sandboxes/<name>/record.json
+    const folder = dirname(dirname(dirname(path)));
+    throw fail('RUNTIME_RECORD_WRITE', { path, folder, reason: messageOf(error) }, error);
   }
-  renameSync(fresh, path);
 }
 
 /** Undefined when there is none. @throws RUNTIME_SANDBOX_RECORD */

@@ -4,14 +4,16 @@
  * A sandbox is in use while its lock is held. A record that says `running` under a free lock tells of a process that was
  * killed: what it ran is ended, its mount taken away, and its upper removed, unless it was to be kept.
  */
-import { readdirSync } from 'node:fs';
+import { randomBytes } from 'node:crypto';
+import { existsSync, readdirSync } from 'node:fs';
+import { join } from 'node:path';
 import { isDsecError, messageOf } from '#base';
 import { type FileLock, lock, tryLock } from '#linux';
 import type { Backend } from '../backend/backend.ts';
 import { findOciRuntime, openOciBackend } from '../backend/oci-runtime.ts';
 import { fail } from '../errors.ts';
-import { dismantle, markKept, releaseAndForget, removeFolder } from './end-sandbox.ts';
-import { checkSandboxName, readRecord, type SandboxRecord, writeRecord } from './sandbox-record.ts';
+import { dismantle, markKept, releaseAndForget, removeAside, removeFolder, removeTree } from './end-sandbox.ts';
+import { checkSandboxName, readRecord, type SandboxRecord } from './sandbox-record.ts';
 import {
   type RuntimeFolders,
   runtimeFolders,
@@ -47,6 +49,7 @@ export async function reclaimSandboxes(given: Partial<RuntimeFolders> = {}): Pro
   const removed: string[] = [];
   const kept: string[] = [];
   const problems: string[] = [];
+  await removeLeft(folders).catch((error) => problems.push(messageOf(error)));
   for (const name of namesIn(folders)) {
     const places = sandboxFolders(folders, name);
     // Without the lock first: it is not taken, not even for a moment, from whoever wants to work with a kept one.
@@ -77,15 +80,25 @@ function stateOf(places: SandboxFolders): SandboxRecord['state'] | undefined {
   }
 }
 
-/** Ends what a killed process left under a lock that we hold now. The record of what stays. */
+/**
+ * Ends what a killed process left under a lock that we hold now. The record of what stays.
+ * @param unrecorded It is enough to know that it stays; the record may go on saying `running`.
+ */
 async function putRight(
   record: SandboxRecord | undefined,
   places: SandboxFolders,
   folders: RuntimeFolders,
+  unrecorded = false,
 ): Promise<SandboxRecord | undefined> {
   if (record !== undefined) {
     await dismantle(record, places, folders, backendFor(folders)(record.backend));
-    if (record.keep) return markKept(record, places, undefined);
+    try {
+      if (record.keep) return markKept(record, places, undefined);
+    } catch (error) {
+      // A full disk keeps nobody from packing or removing it: the lock says that it is not running.
+      if (!unrecorded || !isDsecError(error, 'RUNTIME_RECORD_WRITE')) throw error;
+      return { ...record, state: 'kept' };
+    }
   }
   // Without a record nothing has happened yet, or all is undone but the folder.
   await removeFolder(places);
@@ -123,12 +136,30 @@ export async function withKeptSandbox<T>(
 /** Removes a kept sandbox with all that it changed. @throws as `withKeptSandbox` */
 export async function removeSandbox(name: string, given: Partial<RuntimeFolders> = {}): Promise<void> {
   const folders = runtimeFolders(given);
-  const work = async (record: SandboxRecord, places: SandboxFolders) => {
-    // From here on it is no longer kept: were we killed half way, the next command finishes the job.
-    writeRecord(places.record, { ...record, state: 'running', keep: false }, true);
-    await removeFolder(places);
-  };
+  const aside = join(sandboxesFolder(folders), `${ASIDE}${name}-${randomBytes(4).toString('hex')}`);
+  const work = (_record: SandboxRecord, places: SandboxFolders) => removeAside(places, aside);
   await locked(name, folders, 'remove', work, true);
+}
+
+/** Begins the names of folders that are being removed; the sandbox's name and eight digits follow. */
+const ASIDE = '.removing-';
+
+/** Finishes removals that were killed half way. */
+async function removeLeft(folders: RuntimeFolders): Promise<void> {
+  for (const entry of entriesIn(folders)) {
+    const name = /^(.+)-[0-9a-f]{8}$/.exec(entry.slice(ASIDE.length))?.[1];
+    if (!entry.startsWith(ASIDE) || name === undefined) continue;
+    const places = sandboxFolders(folders, name);
+    // Whoever removes it holds the lock.
+    const held = tryLock(places.lock);
+    if (held === undefined) continue;
+    try {
+      await removeTree(join(sandboxesFolder(folders), entry));
+    } finally {
+      if (existsSync(places.folder)) held.release();
+      else releaseAndForget(held);
+    }
+  }
 }
 
 async function locked<T>(
@@ -144,7 +175,7 @@ async function locked<T>(
   try {
     const found = readRecord(places.record);
     // Whoever ran it was killed: it is what that leaves.
-    const record = found?.state === 'kept' ? found : await putRight(found, places, folders);
+    const record = found?.state === 'kept' ? found : await putRight(found, places, folders, true);
     if (record === undefined) {
       gone = true;
       throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
@@ -204,10 +235,14 @@ export function sandboxNamed(name: string, folders: RuntimeFolders): SandboxFold
 }
 
 function namesIn(folders: RuntimeFolders): string[] {
+  return entriesIn(folders)
+    .filter((name) => !name.startsWith('.'))
+    .sort();
+}
+
+function entriesIn(folders: RuntimeFolders): string[] {
   try {
-    return readdirSync(sandboxesFolder(folders))
-      .filter((name) => !name.startsWith('.'))
-      .sort();
+    return readdirSync(sandboxesFolder(folders));
   } catch {
     return [];
   }

@@ -197,7 +197,7 @@ describe.skipIf(!canRun())('the process that runs a sandbox', () => {
       'keeper',
       async ({ upper }) => {
         expect(fs.readdirSync(upper)).toEqual(['file']);
-        await expect(removeSandbox('keeper', site.folders)).rejects.toMatchObject({ code: 'RUNTIME_SANDBOX_RUNNING' });
+        await expect(removeSandbox('keeper', site.folders)).rejects.toMatchObject({ code: 'RUNTIME_SANDBOX_BUSY' });
       },
       site.folders,
     );

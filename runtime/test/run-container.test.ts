@@ -304,6 +304,26 @@ describe.skipIf(!canRun())('a sandbox', () => {
     expect(ran.exitCode).toBe(137);
   });
 
+  it('tells the signal that ended it', async () => {
+    let send: (signal: NodeJS.Signals) => void = () => {};
+    const ran = await sh('echo ready; exec sleep 1000', {
+      takeSignals: (handler) => {
+        send = handler;
+      },
+      stdio: { onStdout: () => send('SIGTERM') },
+    });
+    expect([ran.exitCode, ran.signal]).toEqual([143, 'SIGTERM']);
+    expect((await sh('exit 143')).signal).toBeUndefined();
+  });
+
+  it('ends by a signal that came before it ran', async () => {
+    for (let i = 0; i < 3; i++) {
+      const ran = await site.run(base, ['sleep', '1000'], { takeSignals: (handler) => handler('SIGINT') });
+      expect([ran.exitCode, ran.signal]).toEqual([130, 'SIGINT']);
+    }
+    expect(site.leftovers()).toEqual(NOTHING);
+  });
+
   it('removes uppers with paths longer than PATH_MAX', async () => {
     const name = 'd'.repeat(200);
     expect(

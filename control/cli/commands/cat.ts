@@ -12,6 +12,8 @@ export const definition: CommandDefinition = {
     { line: 'dsec cat web:1 /etc/os-release', what: 'a file' },
     { line: 'dsec cat web:1 /usr/bin/tool > tool', what: 'a copy of a binary' },
   ],
+  json: 'an object a path: `path`, `contentBase64`',
+  exactPaths: { arguments: true },
   configure(command, { output, signal }) {
     withStore(command)
       .argument('<image>', 'name or digest')

@@ -54,6 +54,7 @@ export const definition: CommandDefinition = {
     },
     { line: 'dsec convert --batch images.txt', what: 'many, `SOURCE NAME` a line: what they share is converted once' },
   ],
+  json: 'an object: `source`, `name`, `digest`, `kind`, `layers` (how many), `metaBytes`, `dataBytes`, `sizeBytes`, `reused`, `stats`, `notes`; with --batch one an image, `source`, `name` and `error` for one that failed',
   configure(command, context) {
     const { output, progress, signal } = context;
     withServer(withJson(withTransfer(withStore(command))))

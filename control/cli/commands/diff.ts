@@ -20,6 +20,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec diff web:1 web:2', what: 'what version 2 changed' },
     { line: 'dsec diff --ignore-mtime --exit-code web:1 web:2', what: 'for a script: status 1 when they differ' },
   ],
+  json: 'an object a change: `path`, `change` (A, C, D), `kind`, `what`, `sizeBefore`, `sizeAfter`',
   configure(command, context) {
     withStore(command)
       .argument('<before>', 'name or digest')

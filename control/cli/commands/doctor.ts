@@ -13,64 +13,68 @@ import { projectVersion } from '../version.ts';
 export const definition: CommandDefinition = {
   description:
     'Lists kernel features and tools: what is there, what each is for, and what falls back to what without it. Mounts that are tried out are never ' +
-    'attached. Exits with 5 only when something is missing that every command needs.',
+    'attached. What nothing uses yet is shown with --all, marked "later". Exits with 5 only when something is missing that every command needs.',
   examples: [
     { line: 'sudo dsec doctor', what: 'with root, features are tried instead of guessed' },
     { line: "dsec doctor --json | jq '.features[] | select(.present | not)'", what: 'what is missing' },
   ],
+  json: 'an object: `ok`, `dsec`, `node`, `root`, `failure`, `features` (`name`, `present`, `detail`, `usedFor`, `fallback`, `later`), `tools` (`name`, `present`, `path`, `version`, `purpose`, `without`, `package`)',
   configure(command, context) {
     const { output } = context;
-    withJson(withStore(command)).action(async (options: StoreOption & JsonOption) => {
-      const folder = existingFolder(options.store ?? defaultStoreUrl());
-      const { features, failure } = kernelFeatures(folder);
-      const tools = await findTools();
-      const ok = failure === undefined;
-      if (!ok) context.exitCode = 5;
-      const versions = { dsec: projectVersion(), node: process.versions.node };
-      if (options.json) {
-        return output.json({
-          ok,
-          ...versions,
-          root: process.geteuid?.() === 0,
-          failure,
-          features,
-          tools: tools.map(({ name, path, version, purpose, without, package: apt }) => ({
+    withJson(withStore(command))
+      .option('--all', 'also what nothing uses yet')
+      .action(async (options: StoreOption & JsonOption & { all?: boolean }) => {
+        const folder = existingFolder(options.store ?? defaultStoreUrl());
+        const { features: known, failure } = kernelFeatures(folder);
+        const features = options.all ? known : known.filter((feature) => !feature.later);
+        const tools = await findTools();
+        const ok = failure === undefined;
+        if (!ok) context.exitCode = 5;
+        const versions = { dsec: projectVersion(), node: process.versions.node };
+        if (options.json) {
+          return output.json({
+            ok,
+            ...versions,
+            root: process.geteuid?.() === 0,
+            failure,
+            features,
+            tools: tools.map(({ name, path, version, purpose, without, package: apt }) => ({
+              name,
+              present: path !== undefined,
+              path,
+              version,
+              purpose,
+              without,
+              package: apt,
+            })),
+          });
+        }
+        await output.line(
+          `dsec ${versions.dsec}, Node ${versions.node}${process.geteuid?.() === 0 ? '' : ', not root: some rows are guesses'}`,
+        );
+        await output.line();
+        if (failure === undefined) {
+          const rows = features.map(({ name, present, detail, usedFor, fallback, later }) => ({
+            name,
+            present,
+            detail,
+            usedFor: later ? `later: ${usedFor}` : usedFor,
+            fallback,
+          }));
+          await section('KERNEL', rows);
+        } else output.note(`dsec: system calls do not work: ${failure}\n      reinstall the packages: npm ci`);
+        await output.line();
+        await section(
+          'TOOL',
+          tools.map(({ name, path, version, purpose, without, package: apt }) => ({
             name,
             present: path !== undefined,
-            path,
-            version,
-            purpose,
-            without,
-            package: apt,
+            detail: path === undefined ? `apt-get install ${apt}` : (version ?? path),
+            usedFor: purpose,
+            fallback: without,
           })),
-        });
-      }
-      await output.line(
-        `dsec ${versions.dsec}, Node ${versions.node}${process.geteuid?.() === 0 ? '' : ', not root: some rows are guesses'}`,
-      );
-      await output.line();
-      if (failure === undefined) {
-        const rows = features.map(({ name, present, detail, usedFor, fallback }) => ({
-          name,
-          present,
-          detail,
-          usedFor,
-          fallback,
-        }));
-        await section('KERNEL', rows);
-      } else output.note(`dsec: system calls do not work: ${failure}\n      reinstall the packages: npm ci`);
-      await output.line();
-      await section(
-        'TOOL',
-        tools.map(({ name, path, version, purpose, without, package: apt }) => ({
-          name,
-          present: path !== undefined,
-          detail: path === undefined ? `apt-get install ${apt}` : (version ?? path),
-          usedFor: purpose,
-          fallback: without,
-        })),
-      );
-    });
+        );
+      });
 
     async function section(title: string, rows: readonly Feature[]): Promise<void> {
       await output.table(

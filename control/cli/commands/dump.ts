@@ -17,16 +17,18 @@ export const definition: CommandDefinition = {
   examples: [
     { line: 'dsec dump web:1', what: 'superblocks and device slots' },
     { line: 'dsec dump web:1 /bin/sh', what: 'the inode and extents of a path' },
-    { line: 'dsec dump web:1 --layer 1 --nid 36', what: 'inode 36 of the bottom layer: its root folder' },
+    { line: 'dsec dump web:1 --layer 1 --nid root', what: 'the root folder of the bottom layer alone' },
   ],
+  json: 'an object: `image`, `layers`, `path`, `inodes`; what is in them follows the on-disk format',
+  exactPaths: { arguments: true },
   configure(command, { output }) {
     withJson(withStore(command))
       .argument('<image>', 'name or digest')
       .argument('[path]', 'a path in the image; a link at its end is not followed')
-      .option('--nid <number>', 'an inode of one layer, by the number that `dsec stat` shows')
+      .option('--nid <number>', 'an inode of one layer, by the number that `dsec stat` shows, or root')
       .option('--layer <number>', 'the layer of --nid, 1 is the bottom', '1')
       .action(async (name: string, path: string | undefined, options: Options) => {
-        const nid = number('--nid', options.nid);
+        const nid = options.nid === 'root' ? options.nid : number('--nid', options.nid);
         const layer = number('--layer', options.layer);
         if (path !== undefined && nid !== undefined) {
           throw fail('CLI_USAGE', { problem: 'give a path or --nid, not both', program: 'dsec dump' });

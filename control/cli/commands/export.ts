@@ -14,6 +14,8 @@ export const definition: CommandDefinition = {
     { line: 'dsec export web:1 -o web.tar', what: 'to a file' },
     { line: 'dsec export web:1 | tar -t', what: 'into a pipe' },
   ],
+  json: 'an object: `image`, `file`, `sizeBytes`, `notes`',
+  exactPaths: { options: ['output'] },
   configure(command, context) {
     const { output } = context;
     withJson(withStore(command))

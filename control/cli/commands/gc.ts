@@ -20,6 +20,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec gc --dry-run', what: 'what would be deleted' },
     { line: 'dsec gc --grace 1d', what: 'only what is older than a day' },
   ],
+  json: 'an object: `dryRun`, `deleted` (digests), `freedBytes`, `kept` (how many), `caches`',
   configure(command, { output }) {
     withJson(withStore(command))
       .option('-n, --dry-run', 'only say what would be deleted')

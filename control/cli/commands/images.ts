@@ -18,6 +18,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec images', what: 'the images of the default store' },
     { line: "dsec images --json | jq -r '.[].name'", what: 'only their names' },
   ],
+  json: 'an array: `name`, `digest`, `kind`, `layers` (how many), `metaBytes`, `dataBytes`, `sizeBytes`, `problem`',
   configure(command, { output }) {
     withJson(withStore(command)).action(async (options: StoreOption & JsonOption) => {
       const images = await listImages(await openChosenStore(options));

@@ -14,6 +14,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec inspect web:1', what: 'layers and sizes' },
     { line: 'dsec inspect web:1 --json | jq .manifest', what: 'the manifest as it is stored' },
   ],
+  json: 'an object: `name`, `digest`, `kind`, `base`, `ownLayers`, `metaBytes`, `dataBytes`, `sizeBytes`, `layers` (`meta`, `devices`, `own`, `sharedWith`), `config`, `manifest`',
   configure(command, { output }) {
     withJson(withStore(command))
       .argument('<image>', 'name or digest')

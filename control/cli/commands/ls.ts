@@ -22,6 +22,8 @@ export const definition: CommandDefinition = {
       what: 'paths of large files',
     },
   ],
+  json: 'an object a path: `path`, `kind`, `mode`, `sizeBytes`, `nlink`, `uid`, `gid`, `mtimeSec`, `mtimeNsec`, `ino`, `layer` (from 1), `target` of a link, `major` and `minor` of a device',
+  exactPaths: { arguments: true },
   configure(command, { output, signal }) {
     withStore(command)
       .argument('<image>', 'name or digest')

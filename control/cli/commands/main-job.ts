@@ -13,6 +13,7 @@ export const definition: CommandDefinition = {
       what: 'with any image; the last line is JSON',
     },
   ],
+  json: 'an object as the last line: `image`, `files`, `bytesIn`, `bytesStored`, `bytesRead`, `timeToFirstOutputMs`, `packDiff`, `verified`',
   configure(command, { output, progress, signal, defer }) {
     command
       .argument('[source]', 'docker://…, oci:…, oci-archive:…, docker-archive:…, tar:… or dir:…')

@@ -21,6 +21,8 @@ export const definition: CommandDefinition = {
     { line: 'dsec mount --store s3://images/dsec web:1 /mnt', what: 'lazily' },
     { line: 'dsec mount web:1 /mnt --rw /var/tmp/web-changes', what: 'writable; changes go to the named folder' },
   ],
+  json: 'an object: `id`, `target`, `layers` (digests), `upper`, `work`, `image`, `digest`',
+  exactPaths: { arguments: true },
   configure(command, { output }) {
     withJson(withStore(command))
       .argument('<image>', 'name or digest')

@@ -11,6 +11,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec mounts', what: 'all of them' },
     { line: "dsec mounts --json | jq -r '.[].target'", what: 'only their folders' },
   ],
+  json: 'an array: `id`, `target`, `image`, `layers` (digests), `lazy`, `upper`, `work`, `owner`, `namespace`, `createdAt`, `state`, `mountId`, `device`',
   configure(command, { output }) {
     withJson(command).action(async (options: JsonOption) => {
       const { adopted, removed } = await reclaimDataServers();

@@ -36,6 +36,8 @@ export const definition: CommandDefinition = {
       what: 'as a toolkit, without logs; the sandbox goes',
     },
   ],
+  json: 'an object: `name`, `digest`, `kind`, `layers` (how many), `stats`, `notes`, `skipped` (paths that patterns left out), `metaBytes`, `dataBytes`, `sizeBytes`',
+  exactPaths: { options: ['exclude'] },
   configure(command, { output, progress, signal }) {
     withJson(withStore(command))
       .argument('<sandbox>', 'the name it was run and kept under')

@@ -17,6 +17,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec pull docker://registry.example/team/web:1', what: 'as web:1' },
     { line: 'dsec pull oci:/srv/images:web --name web:2', what: 'from an OCI layout, under another name' },
   ],
+  json: 'an object: `name`, `digest`, `source`, `fetchedBlobs`, `fetchedBytes`, `skippedBlobs`',
   configure(command, { output, progress, signal }) {
     withJson(withTransfer(withStore(command)))
       .argument('<source>', 'docker://REGISTRY/REPOSITORY:TAG, oci:FOLDER:TAG or oci-archive:FILE:TAG')

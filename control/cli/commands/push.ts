@@ -16,6 +16,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec push web:1 docker://127.0.0.1:5000/web:1', what: 'to one on this machine, which may lack TLS' },
     { line: 'dsec push web:1 oci:/srv/images:web', what: 'to an OCI layout; other images in it stay' },
   ],
+  json: 'an object: `destination`, `digest`, `sentBlobs`, `sentBytes`, `skippedBlobs`',
   configure(command, { output, progress, signal }) {
     withJson(withTransfer(withStore(command)))
       .argument('<image>', 'name or digest')

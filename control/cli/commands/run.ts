@@ -10,6 +10,7 @@ import { runContainer } from '#runtime';
 import { fail } from '../../errors.ts';
 import type { CommandDefinition } from '../command.ts';
 import type { Context } from '../context.ts';
+import { refuseInexactVariables } from '../exact-text.ts';
 import { repeated } from '../repeated.ts';
 import { reportOf, reportText } from '../report-error.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withStore } from '../store-option.ts';
@@ -45,6 +46,7 @@ export const definition: CommandDefinition = {
     },
     { line: 'dsec run -t alpine:3.20 -- sh', what: 'a shell on this terminal' },
   ],
+  json: 'an object as the last line of stderr: `exitCode`, `signal`, `name`, `upper`, `problem`, `layers` (how many), `timings`',
   configure(command, context) {
     withStore(command)
       .usage('[options] <image> [-- command...]')
@@ -88,6 +90,7 @@ const NOT_STARTED = 125;
 
 /** Wrong whatever the images hold. */
 const USAGE_CODES: ReadonlySet<string> = new Set([
+  'CLI_NOT_UTF8',
   'CLI_USAGE',
   'RUNTIME_COMMAND_MISSING',
   'RUNTIME_ENV',
@@ -109,6 +112,11 @@ async function run(name: string, args: string[], options: Options, context: Cont
   if (network !== 'none' && network !== 'host') {
     throw fail('CLI_USAGE', { problem: `--network ${network}: it is none or host`, program: 'dsec run' });
   }
+  // Those that are asked for by name; others never reach the sandbox.
+  refuseInexactVariables(
+    'dsec run',
+    (options.env ?? []).filter((entry) => !entry.includes('=')),
+  );
   const store = await openChosenStore(options);
   const workspace = options.workspace === undefined ? undefined : await openImage(store, options.workspace);
   noteKind(workspace, context);
@@ -131,6 +139,7 @@ async function run(name: string, args: string[], options: Options, context: Cont
     signal: context.signal,
     takeSignals: context.takeSignals,
   });
+  if (!options.json && result.problem !== undefined) context.output.note(`dsec: ${result.problem}`);
   if (options.json) context.output.note(JSON.stringify(result));
   else if (result.upper !== undefined) {
     context.output.note(

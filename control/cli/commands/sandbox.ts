@@ -20,6 +20,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec sandbox stop work', what: 'end a running one; with --keep its changes stay' },
     { line: 'dsec sandbox rm work', what: 'a kept one and its changes' },
   ],
+  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`; rm: an object: `removed`',
   configure(command, { output }) {
     const ls = withExamples(command.command('ls').description('Lists sandboxes that run or were kept.'), [
       { line: 'dsec sandbox ls', what: 'what there is' },

@@ -12,6 +12,8 @@ export const definition: CommandDefinition = {
     { line: 'dsec stat web:1 /bin/sh', what: 'the link itself' },
     { line: 'dsec stat -L --json web:1 /bin/sh', what: 'what it leads to, as JSON' },
   ],
+  json: 'an object a path: `path`, `kind`, `mode`, `sizeBytes`, `blocks`, `nlink`, `uid`, `gid`, `mtimeSec`, `mtimeNsec`, `ino`, `layer` and `mergedLayers` (from 1), `layerId`, `major`, `minor`, `target`, `xattrs`, `extents`, `moreExtents`',
+  exactPaths: { arguments: true },
   configure(command, { output }) {
     withJson(withStore(command))
       .argument('<image>', 'name or digest')

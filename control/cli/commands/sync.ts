@@ -24,6 +24,7 @@ export const definition: CommandDefinition = {
       what: 'all images',
     },
   ],
+  json: 'an object: `from`, `to`, `images`, `blobs`, `bytes`, `copiedBlobs`, `copiedBytes`, `unsharedBytes`',
   configure(command, { output, progress, signal }) {
     withJson(withStore(command))
       .requiredOption('--to <url>', 'the other store, as for --store')

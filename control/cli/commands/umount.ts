@@ -12,6 +12,8 @@ export const definition: CommandDefinition = {
     { line: 'dsec umount /mnt', what: 'by folder' },
     { line: 'dsec umount --lazy /mnt', what: 'although something still uses it' },
   ],
+  json: 'an object: `id`, `target`, `image`',
+  exactPaths: { arguments: true },
   configure(command, { output }) {
     withJson(command)
       .argument('<target>', 'the folder, or the id that `dsec mounts` shows')

@@ -30,6 +30,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec verify --all', what: 'every image of the store' },
     { line: 'dsec verify --repair web:1', what: 'set damaged blobs aside, before it is converted or pulled again' },
   ],
+  json: 'an object, with several images or --all an array: `image`, `ok`, `layers`, `blobs`, `blobBytes`, `chunks`, `inodes`, `directories`, `files`, `links`, `extents`, `fileBytes`, `problemCount`, `problems` (`blob`, `problem`), `damaged` (digests), `repaired` (digests that were set aside)',
   configure(command, context) {
     const { output, progress, signal } = context;
     withJson(withStore(command))

@@ -6,6 +6,7 @@ import { projectVersion } from '../version.ts';
 export const definition: CommandDefinition = {
   description: 'Prints the version of dsec, of Node and of the kernel.',
   examples: [{ line: 'dsec version --json', what: 'for a bug report' }],
+  json: 'an object: `dsec`, `node`, `kernel`, `arch`',
   configure(command, { output }) {
     withJson(command).action(async (options: { json?: boolean }) => {
       const { release } = await import('node:os');

@@ -26,6 +26,11 @@ export class JobEvents {
   readonly #watchers = new Set<(event: JobEvent) => void>();
   readonly #latest = new Map<string, { phase: string; atMs: number }>();
 
+  /** Whether the latest state that was told is one in which the job has ended. */
+  get over(): boolean {
+    return this.#state?.type === 'state' && this.#state.data.endedAt !== undefined;
+  }
+
   get watchers(): number {
     return this.#watchers.size;
   }

@@ -135,10 +135,11 @@ export class JobQueue {
       }
       throw error;
     }
-    this.#eventsOf(job).state(jobView(job));
+    const view = jobView(job);
+    this.#eventsOf(job).state(view);
     await this.#forgetOld();
     this.#startNext();
-    return { job: jobView(job), queued: true };
+    return { job: view, queued: true };
   }
 
   /** A job that another request is just writing is accepted when it is on disk. */
@@ -269,6 +270,8 @@ export class JobQueue {
       job.startedAt = new Date().toISOString();
       await this.#options.store.write(job);
       events.state(jobView(job));
+      // A runner may only listen for what happens from now on.
+      signal.throwIfAborted();
       job.result = await this.#options.runner.run(job, { progress: (event) => events.progress(event), signal });
       end(job, 'done');
     } catch (error) {

@@ -100,7 +100,7 @@ export function imageRoutes(app: App, shared: Shared): void {
         tags: ['files'],
         params: ImageParams,
         querystring: ListQuery,
-        response: { 200: body('path, kind, mode, size, nlink, uid, gid, mtimeSec, ...', 'application/x-ndjson') },
+        response: { 200: body('path, kind, mode, sizeBytes, nlink, uid, gid, mtimeSec, ...', 'application/x-ndjson') },
       },
     },
     async (request, reply) => {

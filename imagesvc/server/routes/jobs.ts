@@ -194,7 +194,7 @@ export function jobRoutes(app: App, { queue, paths, streams, isDraining }: Share
       stream.write('retry: 1000\n\n');
       for (const event of events.since(request.headers['last-event-id'])) send(event);
       // Its end may be what was seen last.
-      if (isEnded(queue.get(id).state) || isDraining()) end();
+      if (events.over || isDraining()) end();
       return reply
         .header('content-type', 'text/event-stream')
         .header('cache-control', 'no-store')

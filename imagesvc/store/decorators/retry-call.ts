@@ -80,7 +80,7 @@ const SLOWEST_BYTES_PER_SECOND = 64 * 1024;
 
 /** The same, with more time for what brings many bytes. */
 export function retryFor(bytes: number, options: RetryOptions): RetryOptions {
-  const moreMs = Math.min(600_000, (bytes / SLOWEST_BYTES_PER_SECOND) * 1000);
+  const moreMs = Math.min(600, Math.floor(bytes / SLOWEST_BYTES_PER_SECOND)) * 1000;
   const { tryTimeoutMs = TRY_TIMEOUT_MS, budgetMs = BUDGET_MS } = options;
   return { ...options, tryTimeoutMs: tryTimeoutMs + moreMs, budgetMs: budgetMs + 2 * moreMs };
 }
