@@ -285,7 +285,7 @@ describe('removing', () => {
     await expect(openImage(store, 'a')).rejects.toMatchObject({ code: 'CATALOG_NOT_FOUND' });
     await expect(removeImage(store, 'a')).rejects.toMatchObject({ code: 'CATALOG_NOT_FOUND' });
     await expect(removeImage(store, 'a', { dryRun: true })).rejects.toMatchObject({ code: 'CATALOG_NOT_FOUND' });
-    await expect(removeImage(store, b.manifestDigest)).rejects.toMatchObject({ code: 'STORE_NAME' });
+    await expect(removeImage(store, b.manifestDigest)).rejects.toMatchObject({ code: 'CATALOG_NOT_NAME' });
   });
 
   test('one of two names takes nothing', async () => {
