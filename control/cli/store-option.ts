@@ -22,6 +22,6 @@ export function withJson(command: Command): Command {
 }
 
 /** `--store`, else $DSEC_STORE, else the default of this user. */
-export function openChosenStore(options: StoreOption): Promise<BlobStore> {
-  return openStore(options.store ?? defaultStoreUrl());
+export function openChosenStore(options: StoreOption, how: { readonly sync?: boolean } = {}): Promise<BlobStore> {
+  return openStore(options.store ?? defaultStoreUrl(), how);
 }

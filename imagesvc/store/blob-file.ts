@@ -9,8 +9,8 @@ import { type Digest, systemCode } from '#base';
 import { fail } from '../errors.ts';
 import { FILE_MODE } from './durable-file.ts';
 
-/** Makes a finished file fit to be a blob: its size as promised, 0644, as young as now, on disk. */
-export async function settle(path: string, digest: Digest, sizeBytes: number): Promise<void> {
+/** Makes a finished file fit to be a blob: its size as promised, 0644, as young as now and, with `sync`, on disk. */
+export async function settle(path: string, digest: Digest, sizeBytes: number, sync: boolean): Promise<void> {
   // The file itself, not what a symlink names: link(2) would publish the symlink.
   const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW);
   try {
@@ -19,7 +19,7 @@ export async function settle(path: string, digest: Digest, sizeBytes: number): P
     const now = new Date();
     await file.chmod(FILE_MODE);
     await file.utimes(now, now);
-    await file.sync();
+    if (sync) await file.sync();
   } finally {
     await file.close();
   }

@@ -49,6 +49,7 @@ const RENAME_ATTEMPTS = 100;
 export class FolderStore implements BlobStore {
   readonly url: string;
   readonly #root: string;
+  readonly #sync: boolean;
   readonly #blobs: string;
   readonly #renewed: string;
   readonly #refs: string;
@@ -56,8 +57,10 @@ export class FolderStore implements BlobStore {
   readonly #tmp: string;
 
   /** `root` is absolute. Use `openStore`, which looks at what is there. */
-  constructor(root: string) {
+  /** @param options.sync Wait until data is on the disk before a name leads to it: true by default. */
+  constructor(root: string, options: { readonly sync?: boolean } = {}) {
     this.#root = root;
+    this.#sync = options.sync ?? true;
     this.url = pathToFileURL(root).href;
     this.#blobs = join(root, 'blobs', 'sha256');
     this.#renewed = join(root, 'renewed', 'sha256');
@@ -200,7 +203,7 @@ export class FolderStore implements BlobStore {
       const staging = await makeStaging(this.#tmp);
       try {
         const file = join(staging.path, 'blob');
-        await writeNewFile(file, bytes, true);
+        await writeNewFile(file, bytes, this.#sync);
         await this.#publish(file, digest, bytes.length);
       } finally {
         await staging.remove();
@@ -211,7 +214,7 @@ export class FolderStore implements BlobStore {
 
   async putFile(path: string, digest: Digest, sizeBytes: number): Promise<void> {
     await this.#write(path, async () => {
-      await settle(path, digest, sizeBytes);
+      await settle(path, digest, sizeBytes, this.#sync);
       if (!(await this.#adopt(digest, sizeBytes))) await this.#publish(path, digest, sizeBytes);
       await rm(path, { force: true });
     });
@@ -220,7 +223,7 @@ export class FolderStore implements BlobStore {
   async deleteBlob(digest: Digest): Promise<void> {
     const path = this.#pathOf(digest);
     await this.#guard(path, async () => {
-      if (await removeFile(path)) await syncFolder(this.#blobs);
+      if (await removeFile(path)) await this.#syncFolder(this.#blobs);
       await rm(this.#markOf(digest), { force: true });
     });
   }
@@ -261,7 +264,7 @@ export class FolderStore implements BlobStore {
     const path = this.#refPath(parseImageName(name).full);
     return this.#guard(path, async () => {
       if (!(await removeFile(path))) return false;
-      await syncFolder(dirname(path)).catch(undefinedIfMissing);
+      await this.#syncFolder(dirname(path)).catch(undefinedIfMissing);
       // Folders that are empty now; setRef makes them again when it comes at this moment.
       for (let folder = dirname(path); folder !== this.#refs; folder = dirname(folder)) {
         if (
@@ -366,11 +369,15 @@ export class FolderStore implements BlobStore {
     }
   }
 
+  async #syncFolder(path: string): Promise<void> {
+    if (this.#sync) await syncFolder(path);
+  }
+
   /** Whether the blob is there already, whole; then it is made young, and durable even if its writer is not done with that. */
   async #adopt(digest: Digest, sizeBytes: number): Promise<boolean> {
     const found = await this.renew(digest);
     if (found?.sizeBytes !== sizeBytes) return false;
-    await syncFolder(this.#blobs);
+    await this.#syncFolder(this.#blobs);
     return true;
   }
 
@@ -399,7 +406,7 @@ export class FolderStore implements BlobStore {
           throw error;
       }
     }
-    await syncFolder(this.#blobs);
+    await this.#syncFolder(this.#blobs);
   }
 
   async #publishCopy(source: string, digest: Digest, sizeBytes: number): Promise<void> {
@@ -407,7 +414,7 @@ export class FolderStore implements BlobStore {
     try {
       const copy = join(staging.path, 'blob');
       await copyFile(source, copy);
-      await settle(copy, digest, sizeBytes);
+      await settle(copy, digest, sizeBytes, this.#sync);
       await this.#publish(copy, digest, sizeBytes);
     } finally {
       await staging.remove();
@@ -420,7 +427,7 @@ export class FolderStore implements BlobStore {
       const staging = await makeStaging(this.#tmp);
       try {
         const file = join(staging.path, 'object');
-        await writeNewFile(file, Buffer.from(text), durable);
+        await writeNewFile(file, Buffer.from(text), durable && this.#sync);
         for (let attempt = 0; ; attempt++) {
           await ensureFolder(dirname(path));
           try {
@@ -432,7 +439,7 @@ export class FolderStore implements BlobStore {
           }
         }
         // Gone again already: deleted by another, which makes that durable.
-        if (durable) await syncFolder(dirname(path)).catch(undefinedIfMissing);
+        if (durable) await this.#syncFolder(dirname(path)).catch(undefinedIfMissing);
       } finally {
         await staging.remove();
       }

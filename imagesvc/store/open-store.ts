@@ -18,9 +18,10 @@ export function defaultStoreUrl(env: NodeJS.ProcessEnv = process.env, uid = proc
 
 /**
  * `file:///path` or a path, `s3://bucket/prefix?…` (docs/s3.md), `docker://host/repository` (read only).
+ * `sync: false`: a folder store does not wait for the disk; a power cut may then cost what was just published.
  * @throws STORE_SCHEME, STORE_URL, STORE_VERSION, STORE_FOREIGN, STORE_NOT_FOLDER, STORE_ACCESS, STORE_REMOTE*
  */
-export async function openStore(url: string): Promise<BlobStore> {
+export async function openStore(url: string, options: { readonly sync?: boolean } = {}): Promise<BlobStore> {
   // What speaks to the network is loaded only for it.
   if (/^s3:\/\//i.test(url)) {
     const { S3Store } = await import('./s3-store.ts');
@@ -32,7 +33,7 @@ export async function openStore(url: string): Promise<BlobStore> {
     const { RegistryStore } = await import('./registry-store.ts');
     return RegistryStore.open(url);
   }
-  const store = new FolderStore(folderOf(url));
+  const store = new FolderStore(folderOf(url), options);
   await store.open();
   return store;
 }

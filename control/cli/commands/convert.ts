@@ -29,6 +29,7 @@ interface Options extends StoreOption, TransferOption, JsonOption, ServerOption 
   readonly platform?: string;
   readonly prefix?: string;
   readonly batch?: string;
+  readonly sync: boolean;
 }
 
 export const definition: CommandDefinition = {
@@ -74,6 +75,7 @@ export const definition: CommandDefinition = {
       .option('--compress <codec>', `compress file data: ${CODEC_NAMES.join(', ')}`)
       .option('--platform <os/arch>', 'of a multi-platform image (default: that of this machine)')
       .option('--prefix <path>', 'of dir: and tar:, the folder of the image that the tree is placed at (default: /)')
+      .option('--no-sync', 'do not wait for the disk: a power cut just after may cost the result (folder stores)')
       .option('--batch <file>', 'convert every `SOURCE NAME` line of this file; - is stdin; a source with blanks in ""')
       .action(async (source: string | undefined, options: Options) => {
         const { creds: credentials, insecure } = options;
@@ -103,7 +105,7 @@ export const definition: CommandDefinition = {
           }
           const items = await readBatchFile(options.batch, signal);
           if (remote !== undefined) return showBatch(await convertAllThere(remote, items, settings), options, context);
-          const store = await openChosenStore(options);
+          const store = await openChosenStore(options, { sync: options.sync });
           const outcomes = await convertBatch(store, items, settings);
           return showBatch(
             outcomes.map((outcome) => ('error' in outcome ? outcome : reportOn(outcome))),
@@ -118,7 +120,9 @@ export const definition: CommandDefinition = {
           throw fail('CLI_USAGE', { problem: `${source} gives no name; add --name`, program: 'dsec convert' });
         const conversion =
           remote === undefined
-            ? reportOn(await convertToStore(await openChosenStore(options), source, name, settings))
+            ? reportOn(
+                await convertToStore(await openChosenStore(options, { sync: options.sync }), source, name, settings),
+              )
             : await convertThere(remote, { source, name }, settings);
         for (const note of conversion.notes) output.note(`${conversion.name}: ${note}`);
         if (options.json) return output.json(conversion);
