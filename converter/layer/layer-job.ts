@@ -23,8 +23,8 @@ export interface SpoolJob {
   readonly tailPath: string;
   readonly tailLimitBytes: number;
   readonly codec: CodecName | undefined;
-  /** Where to tell a follow job how far the data spool is settled, if one hashes it alongside. */
-  readonly follower: MessagePort | undefined;
+  /** Who hashes the data spool while it grows: nobody, this worker, or a follow job that is told how far it is settled. */
+  readonly follower: MessagePort | 'self' | undefined;
 }
 
 export interface SpoolResult {
@@ -38,6 +38,8 @@ export interface SpoolResult {
   readonly fileBytes: number;
   /** Things left out or changed, for the user. */
   readonly notes: readonly string[];
+  /** Of the data spool, where the worker itself hashed it. */
+  readonly digests?: FollowResult | undefined;
 }
 
 /** A part of a local file, in bytes. */

@@ -63,21 +63,22 @@ export class LayerPool {
     const { source, onProgress } = request;
     const abort = new AbortController();
     const stream = source.kind === 'stream' ? new MessageChannel() : undefined;
-    const hints = request.follow ? new MessageChannel() : undefined;
+    const alongside = request.follow && this.#size > 2;
+    const hints = alongside ? new MessageChannel() : undefined;
     const following =
       hints && this.#follow({ op: 'follow', path: request.job.dataPath, port: hints.port2 }, hints.port2);
     following?.catch(() => {});
     const job: SpoolJob = {
       ...request.job,
       source: source.kind === 'stream' ? { kind: 'stream', port: stream!.port2 } : source,
-      follower: hints?.port1,
+      follower: hints?.port1 ?? (request.follow ? 'self' : undefined),
     };
     const transfer = [stream?.port2, hints?.port1].filter((port) => port !== undefined);
     try {
       const result = await this.#enqueue<'spool'>(job, transfer, onProgress, () => {
         if (source.kind === 'stream') void feed(stream!.port1, source.open(abort.signal));
       });
-      return { ...result, digests: await following };
+      return { ...result, digests: (await following) ?? result.digests };
     } finally {
       abort.abort();
       stream?.port1.close();

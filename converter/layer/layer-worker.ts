@@ -1,6 +1,6 @@
 /** The worker thread's end of the layer pool: takes jobs one at a time, answers with results or errors. */
 import { type MessagePort, parentPort } from 'node:worker_threads';
-import { digestOverRuns, followSpool, hashChunks } from './hash-runs.ts';
+import { digestOverRuns, followSpool, hashChunks, SpoolHasher } from './hash-runs.ts';
 import { packError, unpackError } from './job-error.ts';
 import type {
   FollowJob,
@@ -25,14 +25,23 @@ port.on('message', async ({ id, job }: WorkerRequest) => {
   try {
     switch (job.op) {
       case 'spool': {
-        const tell = (message: FollowMessage) => job.follower?.postMessage(message);
-        const result = await spoolLayer(job, {
-          openStream: () => streamOf(job),
-          progress: throttled((doneBytes) => reply({ id, kind: 'progress', doneBytes })),
-          settled: (settledBytes) => tell({ settledBytes }),
-        });
-        tell({ settledBytes: result.dataBytes, end: true });
-        reply({ id, kind: 'done', result }, transferList(result.index));
+        const { follower } = job;
+        const hasher = follower === 'self' ? new SpoolHasher(job.dataPath) : undefined;
+        const settle = (message: FollowMessage) => {
+          if (follower === 'self') hasher!.advance(message.settledBytes);
+          else follower?.postMessage(message);
+        };
+        try {
+          const result = await spoolLayer(job, {
+            openStream: () => streamOf(job),
+            progress: throttled((doneBytes) => reply({ id, kind: 'progress', doneBytes })),
+            settled: (settledBytes) => settle({ settledBytes }),
+          });
+          settle({ settledBytes: result.dataBytes, end: true });
+          reply({ id, kind: 'done', result: { ...result, digests: hasher?.finish() } }, transferList(result.index));
+        } finally {
+          hasher?.close();
+        }
         break;
       }
       case 'follow':
@@ -47,7 +56,7 @@ port.on('message', async ({ id, job }: WorkerRequest) => {
     }
   } catch (error) {
     // Whoever hashes the spool alongside must not wait for the rest of it.
-    if (job.op === 'spool') job.follower?.close();
+    if (job.op === 'spool' && job.follower !== 'self') job.follower?.close();
     reply({ id, kind: 'failed', error: packError(error) });
   }
 });
