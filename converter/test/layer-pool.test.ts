@@ -36,6 +36,7 @@ test.each([
         dataPath,
         tailPath: join(dir, 'tails'),
         tailLimitBytes: 0,
+        prefix: undefined,
         codec: undefined,
       },
       source: { kind: 'file', path: join(dir, 'layer.tar'), offset: 0, sizeBytes: tar.length },
