@@ -13,7 +13,7 @@ import { type MachineLayer, machineLayers, warmLayers, writeLayer } from './mach
 import { mkfsCommand, runMkfs } from './mkfs-run.ts';
 import { numberOption } from './options.ts';
 import { printTable, saveFigure } from './results.ts';
-import { inTurn, summary } from './sample.ts';
+import { inTurn, median, summary } from './sample.ts';
 import { settle } from './settle.ts';
 import { findMkfsErofs, MKFS_MISSING, type MkfsErofs } from './tool.ts';
 import { withScratch } from './work-folder.ts';
@@ -54,18 +54,25 @@ async function measure(folder: string, layers: readonly MachineLayer[], mkfs: Mk
   const rows = [];
   for (const way of WAYS) {
     let erofsLayers = 0;
+    const cpu = { ours: [] as number[], theirs: [] as number[] };
     const pairs = await inTurn(
       n,
       async () => {
-        const { ms, image } = await dsec.convert(source, 'many:1', way.args);
+        const { ms, cpuMs, image } = await dsec.convert(source, 'many:1', way.args);
+        cpu.ours.push(cpuMs);
         erofsLayers = image.layers;
         await dsec.emptyStore();
         return ms;
       },
       async () => {
-        let sum = 0;
-        for (const layer of layers) sum += (await runMkfs(mkfs, layer.path, folder)).ms;
-        return sum;
+        const sum = { ms: 0, cpuMs: 0 };
+        for (const layer of layers) {
+          const { ms, cpuMs } = await runMkfs(mkfs, layer.path, folder);
+          sum.ms += ms;
+          sum.cpuMs += cpuMs;
+        }
+        cpu.theirs.push(sum.cpuMs);
+        return sum.ms;
       },
       settle,
     );
@@ -76,10 +83,11 @@ async function measure(folder: string, layers: readonly MachineLayer[], mkfs: Mk
       erofsLayers,
       dsec: summary(pairs.ours),
       mkfs: summary(pairs.theirs),
+      cpuMs: { dsec: median(cpu.ours), mkfs: median(cpu.theirs) },
     });
   }
   printTable([
-    ['', 'EROFS layers', 'dsec s', 'mkfs s', 'ratio', 'target'],
+    ['', 'EROFS layers', 'dsec s', 'mkfs s', 'ratio', 'target', 'dsec cpu s', 'mkfs cpu s'],
     ...rows.map((row) => [
       row.name,
       row.erofsLayers,
@@ -87,6 +95,8 @@ async function measure(folder: string, layers: readonly MachineLayer[], mkfs: Mk
       (row.mkfs.p50 / 1000).toFixed(2),
       row.ratio,
       row.target,
+      (row.cpuMs.dsec / 1000).toFixed(2),
+      (row.cpuMs.mkfs / 1000).toFixed(2),
     ]),
   ]);
   const figure = saveFigure(

@@ -10,7 +10,7 @@ import { type MachineLayer, machineLayers, warmLayers } from './machine-layers.t
 import { mkfsCommand, runMkfs } from './mkfs-run.ts';
 import { numberOption } from './options.ts';
 import { printTable, saveFigure } from './results.ts';
-import { inTurn, summary } from './sample.ts';
+import { inTurn, median, summary } from './sample.ts';
 import { settle } from './settle.ts';
 import { findMkfsErofs, MKFS_MISSING, type MkfsErofs } from './tool.ts';
 import { withScratch } from './work-folder.ts';
@@ -50,16 +50,19 @@ async function measure(folder: string, layer: MachineLayer, mkfs: MkfsErofs): Pr
   const rows = [];
   for (const way of WAYS) {
     const sizes = { ours: 0, theirs: 0 };
+    const cpu = { ours: [] as number[], theirs: [] as number[] };
     const pairs = await inTurn(
       n,
       async () => {
-        const { ms, image } = await dsec.convert(source, 'one:1', way.dsec);
+        const { ms, cpuMs, image } = await dsec.convert(source, 'one:1', way.dsec);
+        cpu.ours.push(cpuMs);
         sizes.ours = image.sizeBytes;
         await dsec.emptyStore();
         return ms;
       },
       async () => {
-        const { ms, imageBytes } = await runMkfs(mkfs, layer.path, folder, way.mkfs);
+        const { ms, cpuMs, imageBytes } = await runMkfs(mkfs, layer.path, folder, way.mkfs);
+        cpu.theirs.push(cpuMs);
         sizes.theirs = imageBytes;
         return ms;
       },
@@ -73,6 +76,7 @@ async function measure(folder: string, layer: MachineLayer, mkfs: MkfsErofs): Pr
       ...speed,
       dsec: summary(pairs.ours),
       mkfs: summary(pairs.theirs),
+      cpuMs: { dsec: median(cpu.ours), mkfs: median(cpu.theirs) },
       against: mkfsCommand(mkfs, way.mkfs),
       ourBytes: sizes.ours,
       theirBytes: sizes.theirs,
@@ -81,13 +85,15 @@ async function measure(folder: string, layer: MachineLayer, mkfs: MkfsErofs): Pr
     });
   }
   printTable([
-    ['', 'dsec s', 'mkfs s', 'ratio', 'target', 'dsec MiB', 'mkfs MiB'],
+    ['', 'dsec s', 'mkfs s', 'ratio', 'target', 'dsec cpu s', 'mkfs cpu s', 'dsec MiB', 'mkfs MiB'],
     ...rows.map((row) => [
       row.name,
       (row.dsec.p50 / 1000).toFixed(2),
       (row.mkfs.p50 / 1000).toFixed(2),
       row.ratio,
       row.target,
+      (row.cpuMs.dsec / 1000).toFixed(2),
+      (row.cpuMs.mkfs / 1000).toFixed(2),
       (row.ourBytes / MIB).toFixed(1),
       (row.theirBytes / MIB).toFixed(1),
     ]),

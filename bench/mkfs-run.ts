@@ -9,6 +9,7 @@ import type { MkfsErofs } from './tool.ts';
 
 export interface MkfsRun {
   readonly ms: number;
+  readonly cpuMs: number;
   readonly imageBytes: number;
 }
 
@@ -31,13 +32,13 @@ export async function runMkfs(
   try {
     if (mkfs.readsTar) {
       const argv = [mkfs.path, '--quiet', '--tar=f', '--ungzip', ...extra, image, layer];
-      const { ms } = await timedCommand(argv);
-      return { ms, imageBytes: (await stat(image)).size };
+      const { ms, cpuMs } = await timedCommand(argv);
+      return { ms, cpuMs, imageBytes: (await stat(image)).size };
     }
     await mkdir(tree);
     const unpacked = await timedCommand(['tar', '-xzpf', layer, '-C', tree]);
     const made = await timedCommand([mkfs.path, '--quiet', ...extra, image, tree]);
-    return { ms: unpacked.ms + made.ms, imageBytes: (await stat(image)).size };
+    return { ms: unpacked.ms + made.ms, cpuMs: unpacked.cpuMs + made.cpuMs, imageBytes: (await stat(image)).size };
   } finally {
     await rm(image, { force: true });
     await rm(tree, { recursive: true, force: true });
