@@ -63,7 +63,8 @@ export class LayerPool {
     const { source, onProgress } = request;
     const abort = new AbortController();
     const stream = source.kind === 'stream' ? new MessageChannel() : undefined;
-    const alongside = request.follow && this.#size > 2;
+    // A worker that compresses has no time left to hash as well.
+    const alongside = request.follow && (this.#size > 2 || request.job.codec !== undefined);
     const hints = alongside ? new MessageChannel() : undefined;
     const following =
       hints && this.#follow({ op: 'follow', path: request.job.dataPath, port: hints.port2 }, hints.port2);
