@@ -4,11 +4,19 @@
  * and no more than that size is ever written.
  */
 
+import { createRequire } from 'node:module';
 import * as zlib from 'node:zlib';
-import { compressSync, uncompressSync } from 'lz4-napi';
 import { messageOf } from '#base';
 import { fail } from '../errors.ts';
 import { zstdLibrary } from '../layer/libzstd.ts';
+
+type Lz4 = typeof import('lz4-napi');
+let loadedLz4: Lz4 | undefined;
+/** Loaded by the first block: a native addon that most commands do not need. */
+function lz4(): Lz4 {
+  loadedLz4 ??= createRequire(import.meta.url)('lz4-napi') as Lz4;
+  return loadedLz4;
+}
 
 /** What lz4-napi puts before a block: its size, inflated. */
 const LZ4_SIZE_BYTES = 4;
@@ -29,7 +37,7 @@ export interface Decompressors {
 }
 
 export const compressors: Compressors = {
-  lz4: (bytes) => compressSync(bytes).subarray(LZ4_SIZE_BYTES),
+  lz4: (bytes) => lz4().compressSync(bytes).subarray(LZ4_SIZE_BYTES),
   deflate: (bytes, level) => zlib.deflateRawSync(bytes, { level, chunkSize: Math.max(64, bytes.length + 64) }),
   zstd(bytes, level) {
     const library = zstdLibrary();
@@ -46,7 +54,7 @@ export const decompressors: Decompressors = {
     const sized = Buffer.allocUnsafe(LZ4_SIZE_BYTES + bytes.length);
     sized.writeUInt32LE(outBytes, 0);
     bytes.copy(sized, LZ4_SIZE_BYTES);
-    return exactly('lz4', outBytes, () => uncompressSync(sized));
+    return exactly('lz4', outBytes, () => lz4().uncompressSync(sized));
   },
   deflate: (bytes, outBytes) =>
     exactly('deflate', outBytes, () =>

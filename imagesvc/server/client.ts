@@ -5,9 +5,9 @@
  * Errors of the service arrive as what they were there, code and exit status included.
  */
 import { setTimeout as delay } from 'node:timers/promises';
-import { Agent, type Dispatcher, request } from 'undici';
+import type { Agent, Dispatcher } from 'undici';
 import { DsecError, type ErrorRow, isDsecError, messageOf, type Progress, silent } from '#base';
-import { converterErrors } from '#converter';
+import { converterErrors, loadHttpAgents } from '#converter';
 import { linuxErrors } from '#linux';
 import { fail, imagesvcErrors } from '../errors.ts';
 import { type ConvertRequest, isEnded, type JobResult, type JobView } from './jobs/job.ts';
@@ -35,7 +35,8 @@ export interface ServerEvent {
 export class ImageServiceClient {
   readonly url: string;
   readonly #base: string;
-  readonly #agent: Agent;
+  readonly #socketPath: string | undefined;
+  #agent: Promise<Agent> | undefined;
   readonly #token: string | undefined;
   readonly #patienceMs: number;
   #answered = false;
@@ -47,11 +48,18 @@ export class ImageServiceClient {
     this.#base = base;
     this.#token = token;
     this.#patienceMs = patienceMs;
-    this.#agent = new Agent({ connect: { socketPath, timeout: 10_000 }, headersTimeout: 60_000, bodyTimeout: 60_000 });
+    this.#socketPath = socketPath;
   }
 
-  close(): Promise<void> {
-    return this.#agent.destroy();
+  async close(): Promise<void> {
+    await (await this.#agent)?.destroy();
+  }
+
+  /** Made by the first request: commands that ask no service do not load undici. */
+  async #openAgent(): Promise<Agent> {
+    const { Agent } = await loadHttpAgents();
+    const connect = { socketPath: this.#socketPath, timeout: 10_000 };
+    return new Agent({ connect, headersTimeout: 60_000, bodyTimeout: 60_000 });
   }
 
   convert(wish: ConvertWish, signal?: AbortSignal): Promise<JobView> {
@@ -136,6 +144,9 @@ export class ImageServiceClient {
     for (const [name, value] of Object.entries(headers)) if (value !== undefined) all[name] = value;
     if (this.#token !== undefined) all.authorization = `Bearer ${this.#token}`;
     if (body !== undefined) all['content-type'] = 'application/json';
+    const { request } = await loadHttpAgents();
+    this.#agent ??= this.#openAgent();
+    const dispatcher = await this.#agent;
     let answer: Dispatcher.ResponseData;
     try {
       answer = await request(`${this.#base}${path}`, {
@@ -143,7 +154,7 @@ export class ImageServiceClient {
         headers: all,
         body: body === undefined ? undefined : JSON.stringify(body),
         signal,
-        dispatcher: this.#agent,
+        dispatcher,
       });
     } catch (error) {
       signal?.throwIfAborted();
