@@ -72,8 +72,8 @@ describe.skipIf(!canRun())('the process that runs a sandbox', () => {
     ['SIGUSR2', 140],
     ['SIGALRM', 142],
   ] as const)('ends a command that does not care for %s: %i', async (signal, code) => {
-    const run = start('', { command: ['sh', '-c', 'echo ready; exec sleep 1000'] });
-    await run.sees('ready');
+    const run = start('', { command: ['sleep', '1000'] });
+    await run.runs('sleep');
     run.child.kill(signal);
     expect(await run.finished).toEqual({ code, signal: null });
     expect(run.stderr).toBe('');
@@ -91,8 +91,8 @@ describe.skipIf(!canRun())('the process that runs a sandbox', () => {
 
   describe('stopped by another process', () => {
     it('ends what does not care, as SIGTERM would', async () => {
-      const run = start('', { command: ['sh', '-c', 'echo ready; exec sleep 1000'], name: 'stopped' });
-      await run.sees('ready');
+      const run = start('', { command: ['sleep', '1000'], name: 'stopped' });
+      await run.runs('sleep');
       expect(await stopSandbox('stopped', { folders: site.folders })).toEqual({
         name: 'stopped',
         was: 'ended',

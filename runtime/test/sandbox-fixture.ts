@@ -6,6 +6,7 @@ import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import * as fs from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import { digestOf } from '#base';
 import {
   type BlobStore,
@@ -199,7 +200,11 @@ export class Spawned {
     child.stderr!.on('data', (bytes: Buffer) => {
       this.err += bytes.toString();
     });
-    this.finished = new Promise((resolve) => child.once('close', (code, signal) => resolve({ code, signal })));
+    this.finished = inTime(
+      () => `has not finished; it wrote "${this.out}" "${this.err}"\n${processTree(child.pid)}`,
+      new Promise((resolve) => child.once('close', (code, signal) => resolve({ code, signal }))),
+    );
+    this.finished.catch(() => {});
     // `exit`, not `close`: what a killed one leaves behind holds its streams.
     this.ended = new Promise((resolve) => {
       child.once('exit', (code, signal) => {
@@ -217,6 +222,16 @@ export class Spawned {
     return this.err;
   }
 
+  /** Until a process below it is `program`: a shell that is to become it has handlers of its own until then. */
+  async runs(program: string): Promise<void> {
+    while (!processTree(this.child.pid).includes(`{${program}}`)) {
+      if (this.child.exitCode !== null || this.child.signalCode !== null) {
+        throw new Error(`ended before it ran "${program}": ${this.out} ${this.err}`);
+      }
+      await delay(5);
+    }
+  }
+
   /** Until the output has `text`, or the process has ended. */
   async sees(text: string): Promise<void> {
     while (!this.out.includes(text)) {
@@ -226,6 +241,33 @@ export class Spawned {
       await new Promise<void>((resolve) => this.waiting.push(resolve));
     }
   }
+}
+
+const IN_TIME_MS = 50_000;
+
+/** A test that hangs must say where. */
+function inTime<T>(state: () => string, promise: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(() => reject(new Error(state())), IN_TIME_MS);
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+}
+
+/** A line for each process below `pid`, itself first: what it is, where it waits, its signal masks. */
+function processTree(pid: number | undefined, indent = ''): string {
+  if (pid === undefined) return '';
+  const read = (name: string) => {
+    try {
+      return fs.readFileSync(`/proc/${pid}/${name}`, 'latin1').replaceAll('\0', ' ').trim();
+    } catch {
+      return '?';
+    }
+  };
+  const masks = read('status').match(/^(State|SigPnd|ShdPnd|SigBlk|SigIgn|SigCgt):.*$/gm) ?? [];
+  const line = `${indent}${pid} {${read('comm')}} ${read('cmdline').slice(0, 200)} [${read('wchan')}] ${masks.join(' ')}`;
+  const children = read(`task/${pid}/children`).split(' ').map(Number).filter(Boolean);
+  return [line, ...children.map((child) => processTree(child, `${indent}  `))].join('\n');
 }
 
 /** A root with busybox and its usual names. */
