@@ -1,0 +1,419 @@
+/**
+ * A disk: sealed layers below, and a writable one on top, or none. This is what the ways out serve.
+ *
+ * A read asks the upper first, the merged index of the lowers for what it does not have; nothing there reads as zeros.
+ */
+import type { ByteSource } from './byte-source.ts';
+import { fail } from './errors.ts';
+import type { CommitOptions, CommittedLayer } from './layer/commit.ts';
+import { commitLayer } from './layer/commit.ts';
+import type { LayerStack } from './layer/stack.ts';
+import { SECTOR } from './lsmt/header.ts';
+import { clipIndex, MAX_LAYERS, mergeIndexes } from './lsmt/merge-index.ts';
+import { HOLE, Pieces } from './lsmt/pieces.ts';
+import type { SegmentIndex } from './lsmt/segment-index.ts';
+import type { BlockTarget } from './target/block-target.ts';
+import type { Extent, Extents, Immediate } from './target/capabilities.ts';
+import { checkRange } from './target/range.ts';
+import { TargetError } from './target/target-error.ts';
+import { type Below, type Compacted, UPPER, type Upper } from './writable/upper.ts';
+
+const ZEROS = Buffer.alloc(64 * 1024);
+const MAX_EXTENTS = 1024;
+/** Sectors that are looked at together: 1 GiB. */
+const EXTENT_WINDOW = 2 ** 21;
+
+type MakeUpper = (facts: { virtualSize: number; parentUuid: string }) => Promise<Upper>;
+
+export interface SealedUpper {
+  readonly path: string;
+  readonly uuid: string;
+}
+
+export class StackedDisk implements BlockTarget, Immediate, Extents {
+  readonly sizeBytes: number;
+  readonly blockSize = 512;
+  private lowerIndex: SegmentIndex;
+  private lowerSources: readonly ByteSource[];
+  private readonly lowers: LayerStack;
+  private upper: Upper | undefined;
+  /** Uppers that `snapshot` has sealed: lower layers since then. */
+  private readonly sealed: Upper[] = [];
+  private readonly upperPieces = new Pieces();
+  private readonly lowerPieces = new Pieces();
+  /** What `close` waits for. */
+  private readonly working = new Set<Promise<unknown>>();
+  /** Of these, what `snapshot` waits for. */
+  private readonly writing = new Set<Promise<unknown>>();
+  /** While it is there, writes wait for it. */
+  private gate: Promise<void> | undefined;
+  private snapshotting = false;
+  private closed = false;
+
+  constructor(lowers: LayerStack, upper?: Upper) {
+    if (upper !== undefined && lowers.layers.length > 0 && upper.virtualSize < lowers.virtualSize) {
+      // Clipping the index once is all that a smaller device needs; it is done by who opens the lowers with that size.
+      throw fail('LSMT_OPTION', {
+        what: `size ${upper.virtualSize}`,
+        problem: 'smaller than the layers below were opened with',
+      });
+    }
+    this.lowers = lowers;
+    this.lowerIndex = lowers.index;
+    this.lowerSources = lowers.sources;
+    this.upper = upper;
+    this.sizeBytes = upper?.virtualSize ?? lowers.virtualSize;
+  }
+
+  get readOnly(): boolean {
+    return this.upper === undefined;
+  }
+
+  get layerCount(): number {
+    return this.lowerSources.length + (this.upper === undefined ? 0 : 1);
+  }
+
+  get usage(): Upper['usage'] | undefined {
+    return this.upper?.usage;
+  }
+
+  async read(offset: number, length: number): Promise<Buffer> {
+    checkRange(this, offset, length);
+    this.checkOpen();
+    const into = Buffer.allocUnsafe(length);
+    const start = offset / SECTOR;
+    // Mostly all of it is in memory, and a promise less is a tenth of a small read.
+    if (this.begin(into, start) !== undefined) {
+      const waits: Promise<void>[] = [];
+      this.begin(into, start, waits);
+      const done = Promise.all(waits);
+      // What compaction must wait for: these reads know places in the data file.
+      this.upper?.track(done);
+      this.work(done);
+      await done;
+    }
+    return into;
+  }
+
+  async write(offset: number, data: Buffer, { fua = false } = {}): Promise<void> {
+    checkRange(this, offset, data.length);
+    if (data.length === 0) return;
+    await this.change((upper) => {
+      const start = offset / SECTOR;
+      if (isZero(data)) return upper.zero(start, start + data.length / SECTOR, this.below);
+      return upper.write(start, data, this.below);
+    });
+    if (fua) await this.flush();
+  }
+
+  readNow(into: Buffer, at: number, offset: number, length: number): boolean {
+    checkRange(this, offset, length);
+    this.checkOpen();
+    const target = at === 0 && length === into.length ? into : into.subarray(at, at + length);
+    return this.begin(target, offset / SECTOR) === undefined;
+  }
+
+  writeNow(offset: number, data: Buffer): boolean {
+    checkRange(this, offset, data.length);
+    if (this.gate !== undefined) return false;
+    this.checkOpen();
+    const { upper } = this;
+    if (upper === undefined) throw new TargetError('TARGET_READ_ONLY');
+    if (!upper.writesNow(data.length)) return false;
+    if (data.length === 0) return true;
+    const start = offset / SECTOR;
+    if (isZero(data)) upper.zero(start, start + data.length / SECTOR, this.below);
+    else upper.write(start, data, this.below);
+    return true;
+  }
+
+  async extents(offset: number, length: number): Promise<Extent[]> {
+    checkRange(this, offset, length);
+    this.checkOpen();
+    const end = (offset + length) / SECTOR;
+    const found: Extent[] = [];
+    let position = offset / SECTOR;
+    const add = (until: number, hasData: boolean) => {
+      if (until === position) return;
+      found.push({ length: (until - position) * SECTOR, hole: !hasData, zero: !hasData });
+      position = until;
+    };
+    // Not the whole disk at once: the client asks again.
+    for (let from = position; from < end && found.length < MAX_EXTENTS; from += EXTENT_WINDOW) {
+      const until = Math.min(end, from + EXTENT_WINDOW);
+      const runs = this.dataRuns(from, until);
+      if (runs.length === 0 && until < end) continue;
+      for (const [start, stop] of runs) {
+        add(start, false);
+        add(stop, true);
+      }
+      add(until, false);
+    }
+    return found;
+  }
+
+  async flush(): Promise<void> {
+    // A layer that is being sealed is safe when the new order of layers is, not before.
+    while (this.gate !== undefined) await this.gate;
+    this.checkOpen();
+    const { upper } = this;
+    if (upper !== undefined) await this.work(upper.flush());
+  }
+
+  /** What is no data already, here or below, needs no entry: discarding an empty disk costs nothing. */
+  async discard(offset: number, length: number): Promise<void> {
+    checkRange(this, offset, length);
+    if (length === 0) return;
+    await this.change(async (upper) => {
+      for (const [start, end] of this.dataRuns(offset / SECTOR, (offset + length) / SECTOR)) {
+        await upper.zero(start, end, this.below);
+      }
+    });
+  }
+
+  async writeZeroes(offset: number, length: number, { fua = false } = {}): Promise<void> {
+    await this.discard(offset, length);
+    if (fua) await this.flush();
+  }
+
+  /** Gives back what overwritten data takes. Reads and writes go on meanwhile. */
+  async compact(): Promise<Compacted> {
+    this.checkOpen();
+    if (this.upper === undefined) throw new TargetError('TARGET_READ_ONLY');
+    return this.work(this.upper.compact());
+  }
+
+  /**
+   * Seals the upper and puts `makeUpper()` on top. Writes wait from the last flush until `publish` is done; reads go on.
+   * @param publish makes the new order of layers durable: called when the sealed one is on the disk. If it fails, all is as before.
+   */
+  async snapshot(makeUpper: MakeUpper, publish: (sealed: SealedUpper) => Promise<void>): Promise<SealedUpper> {
+    this.checkOpen();
+    const old = this.upper;
+    if (old === undefined) throw new TargetError('TARGET_READ_ONLY');
+    if (this.snapshotting) throw fail('DISK_SNAPSHOT_RUNNING', { file: old.dataPath });
+    if (this.lowerSources.length >= MAX_LAYERS) {
+      throw fail('DISK_TOO_MANY_LAYERS', { count: this.lowerSources.length + 1, most: MAX_LAYERS });
+    }
+    this.snapshotting = true;
+    return this.work(this.sealAndRestack(old, makeUpper, publish));
+  }
+
+  private async sealAndRestack(
+    old: Upper,
+    makeUpper: MakeUpper,
+    publish: (sealed: SealedUpper) => Promise<void>,
+  ): Promise<SealedUpper> {
+    let open = () => {};
+    const gate = new Promise<void>((resolve) => {
+      open = resolve;
+    });
+    let fresh: Upper | undefined;
+    try {
+      // What can be done before writes have to wait: most of what is not on the disk yet goes there, and the next layer is made.
+      const making = makeUpper({ virtualSize: this.sizeBytes, parentUuid: old.uuid });
+      const flushed = await Promise.allSettled([old.flush(), making]);
+      fresh = await making;
+      if (flushed[0].status === 'rejected') throw flushed[0].reason;
+      this.gate = gate;
+      await Promise.allSettled([...this.writing]);
+      const sealed = { path: old.dataPath, uuid: old.uuid };
+      await old.seal();
+      try {
+        await publish(sealed);
+      } catch (error) {
+        await old.unseal();
+        throw error;
+      }
+      const number = this.lowerSources.length;
+      this.lowerIndex = mergeIndexes([this.lowerIndex, old.freeze(number)]);
+      this.lowerSources = [...this.lowerSources, old.source];
+      this.sealed.push(old);
+      this.upper = fresh;
+      fresh = undefined;
+      return sealed;
+    } finally {
+      await fresh?.close();
+      this.snapshotting = false;
+      this.gate = undefined;
+      open();
+    }
+  }
+
+  /**
+   * What was written above the first `layers` lowers, as one layer: an increment of them. 0: the whole disk. Of a disk that has made no
+   * snapshot since it was opened.
+   */
+  async commitAbove(
+    layers: number,
+    path: string,
+    options: Omit<CommitOptions, 'virtualSize'>,
+  ): Promise<CommittedLayer> {
+    this.checkOpen();
+    await this.flush();
+    const sealed = this.lowers.layers.slice(layers);
+    const above = [
+      ...sealed.map(({ index }) => index),
+      ...(this.upper === undefined ? [] : [this.upper.freeze(this.lowers.layers.length)]),
+    ];
+    const sources = [...this.lowers.sources, ...(this.upper === undefined ? [] : [this.upper.source])];
+    const index = clipIndex(mergeIndexes(above), this.sizeBytes / SECTOR);
+    const parentUuid = this.lowers.layers[layers - 1]?.trailer.uuid;
+    const done = commitLayer(path, index, sources, { parentUuid, ...options, virtualSize: this.sizeBytes });
+    this.upper?.track(done);
+    return this.work(done);
+  }
+
+  async close(): Promise<void> {
+    if (this.closed) return;
+    while (this.gate !== undefined) await this.gate;
+    this.closed = true;
+    await Promise.allSettled([...this.working]);
+    try {
+      await this.upper?.flush();
+    } finally {
+      await this.upper?.close();
+      for (const upper of this.sealed) await upper.close();
+      await this.lowers.close();
+    }
+  }
+
+  /** Ends without a flush, as a process that dies would. For tests. */
+  async abandon(): Promise<void> {
+    this.closed = true;
+    await Promise.allSettled([...this.working]);
+    await this.upper?.close();
+    for (const upper of this.sealed) await upper.close();
+    await this.lowers.close();
+  }
+
+  private checkOpen(): void {
+    if (this.closed) throw new TargetError('TARGET_CLOSED');
+  }
+
+  private async change(work: (upper: Upper) => Promise<void> | undefined): Promise<void> {
+    while (this.gate !== undefined) await this.gate;
+    this.checkOpen();
+    if (this.upper === undefined) throw new TargetError('TARGET_READ_ONLY');
+    const waits = work(this.upper);
+    if (waits === undefined) return;
+    this.writing.add(waits);
+    const done = () => this.writing.delete(waits);
+    waits.then(done, done);
+    await this.work(waits);
+  }
+
+  private work<T>(work: Promise<T>): Promise<T> {
+    this.working.add(work);
+    const done = () => this.working.delete(work);
+    work.then(done, done);
+    return work;
+  }
+
+  /**
+   * Fills `into` from what lies at hand, and has the rest read: `waits` then has the promises. Without `waits` nothing is begun that
+   * would have to be waited for.
+   * @returns false where something was missing and there is no `waits`; undefined otherwise
+   */
+  private begin(into: Buffer, start: number, waits?: Promise<void>[]): false | undefined {
+    const { upper, upperPieces } = this;
+    const end = start + into.length / SECTOR;
+    if (upper === undefined) return this.beginBelow(into, start, end, start, waits);
+    upperPieces.clear();
+    upper.lookup(start, end, upperPieces);
+    for (let at = 0; at < upperPieces.count; at++) {
+      const from = upperPieces.starts[at]!;
+      const to = upperPieces.ends[at]!;
+      const layer = upperPieces.layers[at]!;
+      if (layer === HOLE) {
+        if (this.beginBelow(into, from, to, start, waits) === false) return false;
+      } else {
+        const first = (from - start) * SECTOR;
+        const last = (to - start) * SECTOR;
+        if (layer !== UPPER) into.fill(0, first, last);
+        else if (fillFrom(upper.source, into, first, last, upperPieces.moffsets[at]!, waits) === false) return false;
+      }
+    }
+    return undefined;
+  }
+
+  private beginBelow(
+    into: Buffer,
+    from: number,
+    to: number,
+    start: number,
+    waits?: Promise<void>[],
+  ): false | undefined {
+    const { lowerPieces, lowerSources } = this;
+    lowerPieces.clear();
+    this.lowerIndex.lookup(from, to, lowerPieces);
+    for (let at = 0; at < lowerPieces.count; at++) {
+      const first = (lowerPieces.starts[at]! - start) * SECTOR;
+      const last = (lowerPieces.ends[at]! - start) * SECTOR;
+      const layer = lowerPieces.layers[at]!;
+      if (layer < 0) into.fill(0, first, last);
+      else if (fillFrom(lowerSources[layer]!, into, first, last, lowerPieces.moffsets[at]!, waits) === false)
+        return false;
+    }
+    return undefined;
+  }
+
+  private readonly below: Below = {
+    read: async (into, start) => {
+      const waits: Promise<void>[] = [];
+      this.beginBelow(into, start, start + into.length / SECTOR, start, waits);
+      await Promise.all(waits);
+    },
+    hasData: (start, end) => this.lowerIndex.touches(start, end, false),
+  };
+
+  /** Runs of the range that hold bytes, in the upper or below it, in sectors. */
+  dataRuns(start: number, end: number): [number, number][] {
+    const { upperPieces, lowerPieces } = this;
+    const runs: [number, number][] = [];
+    const add = (from: number, to: number) => {
+      const last = runs.at(-1);
+      if (last !== undefined && last[1] === from) last[1] = to;
+      else runs.push([from, to]);
+    };
+    upperPieces.clear();
+    if (this.upper === undefined) upperPieces.add(start, end, 0, HOLE);
+    else this.upper.lookup(start, end, upperPieces);
+    for (let at = 0; at < upperPieces.count; at++) {
+      const layer = upperPieces.layers[at]!;
+      if (layer === UPPER) add(upperPieces.starts[at]!, upperPieces.ends[at]!);
+      if (layer !== HOLE) continue;
+      lowerPieces.clear();
+      this.lowerIndex.lookup(upperPieces.starts[at]!, upperPieces.ends[at]!, lowerPieces);
+      for (let below = 0; below < lowerPieces.count; below++) {
+        if (lowerPieces.layers[below]! >= 0) add(lowerPieces.starts[below]!, lowerPieces.ends[below]!);
+      }
+    }
+    return runs;
+  }
+}
+
+function fillFrom(
+  source: ByteSource,
+  into: Buffer,
+  from: number,
+  to: number,
+  moffset: number,
+  waits?: Promise<void>[],
+): false | undefined {
+  const part = from === 0 && to === into.length ? into : into.subarray(from, to);
+  if (waits === undefined) return source.readNow(part, moffset * SECTOR) ? undefined : false;
+  const wait = source.read(part, moffset * SECTOR);
+  if (wait !== undefined) waits.push(wait);
+  return undefined;
+}
+
+function isZero(data: Buffer): boolean {
+  // Most data is told by its first bytes.
+  if (data[0] !== 0 || data.readInt32LE(data.length >>> 1) !== 0) return false;
+  for (let at = 0; at < data.length; at += ZEROS.length) {
+    const end = Math.min(data.length, at + ZEROS.length);
+    if (data.compare(ZEROS, 0, end - at, at, end) !== 0) return false;
+  }
+  return true;
+}

@@ -1,0 +1,361 @@
+/**
+ * A disk as /dev/ublkbN, served by threads of this process.
+ *
+ * A device outlives its server: when this process dies, requests wait, and another one takes over with `recover`. What was taken and not
+ * answered is issued again. That is safe: an unanswered write may have happened or not, writing it once more gives the same bytes, and
+ * no later write to the same blocks can have been answered before it that the kernel had not sent after its answer.
+ *
+ * Order of ending, or the kernel waits for ever: STOP; the threads give back their mappings and rings; the device's descriptor is
+ * closed; DEL.
+ */
+import { closeSync, constants, openSync, readdirSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
+import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
+import { messageOf, spawnWorker, systemCode } from '#base';
+import { type Mapping, makeEventFd, mapPages, raiseEventFd } from '#linux';
+import { fail } from '../../errors.ts';
+import type { BlockTarget } from '../block-target.ts';
+import { fileOf, immediateOf } from '../capabilities.ts';
+import { errnoOf } from '../target-error.ts';
+import { UblkControl } from './control.ts';
+import { type DeviceInfo, FEATURE, OPERATION, OPERATION_FLAG, STATE } from './protocol.ts';
+import { type QueueData, READY, type RequestBatch, type ResultBatch } from './queue-messages.ts';
+
+export interface UblkOptions {
+  readonly target: BlockTarget;
+  /** 1 by default. */
+  readonly queues?: number;
+  /** Requests of a queue at once; 64 by default. */
+  readonly depth?: number;
+  /** 1 MiB by default. */
+  readonly maxIoBytes?: number;
+  /** The N of /dev/ublkbN; the kernel's choice by default. */
+  readonly id?: number;
+}
+
+export interface UblkDevice {
+  readonly id: number;
+  /** `/dev/ublkbN` */
+  readonly path: string;
+  /** Rejects when a thread fails: then the device waits for `recover`, or for `stop`. */
+  readonly failed: Promise<never>;
+  /** Ends and deletes the device. What the target has not answered `graceMs` (5 s) later fails with EIO. Twice is no error. */
+  stop(graceMs?: number): Promise<void>;
+}
+
+const MIB = 2 ** 20;
+
+/** @throws UBLK_UNAVAILABLE, UBLK_COMMAND */
+export async function serveUblk(options: UblkOptions): Promise<UblkDevice> {
+  const { target, queues = 1, depth = 64, maxIoBytes = MIB, id = -1 } = options;
+  const control = new UblkControl();
+  let added: DeviceInfo | undefined;
+  const serving = new Serving(target, control);
+  try {
+    const flags = FEATURE.CMD_IOCTL_ENCODE | FEATURE.USER_RECOVERY | FEATURE.USER_RECOVERY_REISSUE;
+    added = await control.add({ id, queues, depth, maxIoBytes, pid: process.pid, flags });
+    const { sizeBytes, blockSize, readOnly } = target;
+    await control.setParams(added.id, { sizeBytes, blockSize, readOnly, maxIoBytes: added.maxIoBytes });
+    await serving.attach(added);
+    await control.start(added.id);
+    return serving;
+  } catch (error) {
+    await serving.abandon(added !== undefined);
+    throw error;
+  }
+}
+
+/** How long the kernel may take to see that the server before is dead. */
+const RECOVERY_MS = 60_000;
+
+/**
+ * Takes over a device whose server has died. The target has to be the same disk.
+ * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_SERVED where another process still serves it
+ */
+export async function recoverUblk(id: number, target: BlockTarget): Promise<UblkDevice> {
+  const control = new UblkControl();
+  const serving = new Serving(target, control);
+  try {
+    await startRecovery(control, id);
+    await serving.attach(await control.info(id));
+    await control.endRecovery(id);
+    return serving;
+  } catch (error) {
+    await serving.abandon(false);
+    throw error;
+  }
+}
+
+async function startRecovery(control: UblkControl, id: number): Promise<void> {
+  const until = Date.now() + RECOVERY_MS;
+  for (;;) {
+    try {
+      await control.startRecovery(id);
+      return;
+    } catch (error) {
+      const code = systemCode(error);
+      const { state, pid } = await control.info(id);
+      // A server that died after this step: it is done.
+      if (code === 'EINVAL' && state === STATE.QUIESCED) return;
+      if (code !== 'EBUSY') throw error;
+      // Until the kernel has seen the end of the one before.
+      if (Date.now() > until) throw fail('UBLK_SERVED', { id, pid });
+      await delay(10);
+    }
+  }
+}
+
+/** Stops and deletes a device that nobody serves. False: there is none. @throws UBLK_UNAVAILABLE, UBLK_COMMAND */
+export async function removeUblk(id: number): Promise<boolean> {
+  const control = new UblkControl();
+  try {
+    await control.stop(id);
+    await control.remove(id);
+    return true;
+  } catch (error) {
+    if (systemCode(error) === 'ENODEV') return false;
+    throw error;
+  } finally {
+    await control.close();
+  }
+}
+
+/** Every device there is, with the process that serves or served it. @throws UBLK_UNAVAILABLE */
+export async function listUblk(): Promise<DeviceInfo[]> {
+  const control = new UblkControl();
+  try {
+    const found: DeviceInfo[] = [];
+    for (const name of readdirSync('/dev')) {
+      const id = /^ublkc(\d+)$/.exec(name)?.[1];
+      if (id === undefined) continue;
+      // It may go meanwhile.
+      const info = await control.info(Number(id)).catch(() => undefined);
+      if (info !== undefined) found.push(info);
+    }
+    return found.sort((a, b) => a.id - b.id);
+  } finally {
+    await control.close();
+  }
+}
+
+interface Queue {
+  readonly worker: Worker;
+  readonly port: MessagePort;
+  readonly wake: number;
+  readonly buffers: Mapping;
+  readonly ended: Promise<void>;
+  /** Tags whose answer the target owes. */
+  readonly owed: Set<number>;
+  /** Requests that the target has, given up or not: its buffers stay mapped for them. */
+  working: number;
+  detached: boolean;
+  results: ResultBatch;
+  scheduled: boolean;
+}
+
+class Serving implements UblkDevice {
+  readonly failed: Promise<never>;
+  readonly #target: BlockTarget;
+  readonly #control: UblkControl;
+  readonly #queues: Queue[] = [];
+  #device: number | undefined;
+  #info: DeviceInfo | undefined;
+  #stopped: Promise<void> | undefined;
+  #reject: (error: unknown) => void = () => {};
+
+  constructor(target: BlockTarget, control: UblkControl) {
+    this.#target = target;
+    this.#control = control;
+    this.failed = new Promise((_, reject) => {
+      this.#reject = reject;
+    });
+    // Whoever does not wait for it must not fall over it.
+    this.failed.catch(() => {});
+  }
+
+  get id(): number {
+    return this.#info!.id;
+  }
+
+  get path(): string {
+    return `/dev/ublkb${this.id}`;
+  }
+
+  /** One thread a queue; resolves when all of them are ready for requests. */
+  async attach(info: DeviceInfo): Promise<void> {
+    this.#info = info;
+    this.#device = await openDevice(`/dev/ublkc${info.id}`);
+    await Promise.all(Array.from({ length: info.queues }, (_, queue) => this.#startQueue(info, queue)));
+  }
+
+  #startQueue({ depth, maxIoBytes }: DeviceInfo, queue: number): Promise<void> {
+    const { port1, port2 } = new MessageChannel();
+    const buffers = mapPages(depth * maxIoBytes);
+    const wake = makeEventFd();
+    const data: QueueData = {
+      device: this.#device!,
+      queue,
+      depth,
+      maxIoBytes,
+      buffers: buffers.address,
+      wake,
+      port: port2,
+      file: fileOf(this.#target),
+      readOnly: this.#target.readOnly,
+    };
+    const worker = spawnWorker('ublk-queue', new URL('./queue-worker.ts', import.meta.url), {
+      workerData: data,
+      transferList: [port2],
+      // Its ring is no file that Node has opened; it closes everything itself.
+      trackUnmanagedFds: false,
+    });
+    return new Promise((ready, failed) => {
+      const ended = new Promise<void>((done) => worker.once('exit', () => done()));
+      const started: Queue = {
+        worker,
+        port: port1,
+        wake,
+        buffers,
+        ended,
+        owed: new Set(),
+        working: 0,
+        detached: false,
+        results: [],
+        scheduled: false,
+      };
+      this.#queues.push(started);
+      worker.once('error', (error) => {
+        const failure = fail('UBLK_QUEUE', { id: this.id, queue, reason: messageOf(error) }, error);
+        failed(failure);
+        this.#reject(failure);
+      });
+      port1.on('message', (message: typeof READY | RequestBatch) => {
+        if (message === READY) ready();
+        else this.#take(started, message, maxIoBytes);
+      });
+    });
+  }
+
+  #take(queue: Queue, batch: RequestBatch, maxIoBytes: number): void {
+    for (let i = 0; i < batch.length; i += 5) {
+      const [tag, operation, flags, offset, length] = batch.slice(i, i + 5) as [number, number, number, number, number];
+      queue.owed.add(tag);
+      queue.working++;
+      const bytes = queue.buffers.bytes.subarray(tag * maxIoBytes, tag * maxIoBytes + length);
+      this.#perform(operation, flags, offset, length, bytes)
+        .then(
+          () => this.#answer(queue, tag, length),
+          (error: unknown) => this.#answer(queue, tag, -errnoOf(error)),
+        )
+        .finally(() => {
+          queue.working--;
+          releaseBuffers(queue);
+        });
+    }
+  }
+
+  async #perform(operation: number, flags: number, offset: number, length: number, bytes: Buffer): Promise<void> {
+    const target = this.#target;
+    const immediate = immediateOf(target);
+    const fua = (flags & OPERATION_FLAG.FUA) !== 0;
+    switch (operation) {
+      case OPERATION.READ:
+        if (immediate?.readNow(bytes, 0, offset, length)) return;
+        (await target.read(offset, length)).copy(bytes);
+        return;
+      case OPERATION.WRITE:
+        if (!fua && immediate?.writeNow(offset, bytes)) return;
+        return target.write(offset, bytes, { fua });
+      case OPERATION.FLUSH:
+        return target.flush();
+      case OPERATION.DISCARD:
+        return target.discard(offset, length);
+      case OPERATION.WRITE_ZEROES:
+        return target.writeZeroes(offset, length, { fua, mayUnmap: (flags & OPERATION_FLAG.NO_UNMAP) === 0 });
+      default:
+        throw Object.assign(new Error(`operation ${operation}`), { code: 'EOPNOTSUPP' });
+    }
+  }
+
+  #answer(queue: Queue, tag: number, result: number): void {
+    // It was given up.
+    if (!queue.owed.delete(tag)) return;
+    queue.results.push(tag, result);
+    if (queue.scheduled) return;
+    queue.scheduled = true;
+    setImmediate(() => {
+      queue.scheduled = false;
+      if (queue.detached) return;
+      queue.port.postMessage(queue.results);
+      queue.results = [];
+      raiseEventFd(queue.wake);
+    });
+  }
+
+  stop(graceMs = 5000): Promise<void> {
+    this.#stopped ??= this.#stop(graceMs);
+    return this.#stopped;
+  }
+
+  async #stop(graceMs: number): Promise<void> {
+    // Stopping waits for what is at work: a target that never answers would make it wait for ever.
+    const timer = setTimeout(() => {
+      for (const queue of this.#queues) for (const tag of queue.owed) this.#answer(queue, tag, -EIO);
+    }, graceMs);
+    try {
+      await this.#control.stop(this.id);
+      await this.#detach();
+      await this.#control.remove(this.id);
+    } finally {
+      clearTimeout(timer);
+      await this.#control.close();
+    }
+  }
+
+  async #detach(): Promise<void> {
+    for (const queue of this.#queues.splice(0)) {
+      await queue.ended;
+      queue.port.close();
+      queue.worker.removeAllListeners();
+      closeSync(queue.wake);
+      queue.detached = true;
+      releaseBuffers(queue);
+    }
+    if (this.#device !== undefined) closeSync(this.#device);
+    this.#device = undefined;
+  }
+
+  /** Of a start that failed. */
+  async abandon(added: boolean): Promise<void> {
+    const id = this.#info?.id;
+    if (id !== undefined) {
+      // Ends the threads that wait for requests.
+      await this.#control.stop(id).catch(() => {});
+      await this.#detach();
+      if (added) await this.#control.remove(id).catch(() => {});
+    }
+    await this.#control.close();
+  }
+}
+
+/** A target that answers late writes into its buffer all the same: touching one that is unmapped would end the process. */
+function releaseBuffers(queue: Queue): void {
+  if (queue.detached && queue.working === 0) queue.buffers.unmap();
+}
+
+const EIO = 5;
+const OPEN_MS = 30_000;
+
+/** udev, or devtmpfs, makes it a moment after the device. */
+async function openDevice(path: string): Promise<number> {
+  const until = Date.now() + OPEN_MS;
+  for (;;) {
+    try {
+      return openSync(path, constants.O_RDWR);
+    } catch (error) {
+      // EBUSY: a server that has just died is being seen off.
+      if (Date.now() > until || !['ENOENT', 'EBUSY', 'EACCES'].includes(systemCode(error) ?? '')) throw error;
+      await delay(5);
+    }
+  }
+}

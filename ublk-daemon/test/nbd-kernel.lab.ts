@@ -1,0 +1,87 @@
+/** The NBD server under the kernel's own client: a block device with ext4 on it, flushed, discarded, read again from the server. */
+import { execFileSync, spawn, spawnSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { openFileTarget } from '../target/file-target.ts';
+import { type NbdServer, serveNbd } from '../target/nbd/server.ts';
+
+const MIB = 2 ** 20;
+const DEVICE = '/dev/nbd0';
+const client = spawnSync('sh', ['-c', 'command -v nbd-client']).status === 0;
+if (!client) console.log('skipped: nbd-client is missing (apt-get install nbd-client)');
+
+/** Not spawnSync: this process answers the device's requests. */
+function run(command: string, ...args: string[]): Promise<string> {
+  return new Promise((done, failed) => {
+    const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'] });
+    let text = '';
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.setEncoding('utf8').on('data', (more: string) => {
+        text += more;
+      });
+    }
+    child.once('error', failed);
+    child.once('close', (status) =>
+      status === 0 ? done(text) : failed(new Error(`${command} ${args.join(' ')}: ${status}\n${text}`)),
+    );
+  });
+}
+
+describe.skipIf(!client)('the kernel’s NBD client', () => {
+  let folder: string;
+  let server: NbdServer;
+  let disk: string;
+  let mounted: string;
+
+  beforeAll(async () => {
+    folder = mkdtempSync(join(tmpdir(), 'dsec-lab-'));
+    disk = join(folder, 'disk.raw');
+    mounted = join(folder, 'mounted');
+    mkdirSync(mounted);
+    writeFileSync(disk, '');
+    truncateSync(disk, 128 * MIB);
+    execFileSync('modprobe', ['nbd', 'nbds_max=1', 'max_part=0']);
+  });
+  afterAll(() => rmSync(folder, { recursive: true, force: true }));
+
+  test('mkfs, mount, write, drop caches, compare, discard, e2fsck, detach', async () => {
+    const target = await openFileTarget(disk);
+    server = await serveNbd({ listen: `unix:${folder}/nbd.sock`, exports: [{ name: 'disk', target }] });
+    await run('nbd-client', '-unix', join(folder, 'nbd.sock'), DEVICE, '-N', 'disk', '-connections', '2');
+    expect(readFileSync('/sys/block/nbd0/size', 'latin1').trim()).toBe(String((128 * MIB) / 512));
+    await run('mkfs.ext4', '-q', DEVICE);
+    await run('mount', DEVICE, mounted);
+    const data = randomBytes(20 * MIB);
+    const before = join(folder, 'data');
+    writeFileSync(before, data);
+    await run('cp', before, join(mounted, 'file'));
+    await run('sync', '-f', mounted);
+    await run('sh', '-c', 'echo 3 > /proc/sys/vm/drop_caches');
+    await run('cmp', before, join(mounted, 'file'));
+    const full = statSync(disk).blocks;
+    await run('rm', join(mounted, 'file'));
+    await run('sync', '-f', mounted);
+    await run('fstrim', mounted);
+    await run('umount', mounted);
+    expect(statSync(disk).blocks).toBeLessThan(full - (16 * MIB) / 512);
+    await run('e2fsck', '-fn', DEVICE);
+    await run('nbd-client', '-d', DEVICE);
+    await server.close();
+    await target.close();
+    // As a file it is the same file system.
+    await run('e2fsck', '-fn', disk);
+    expect(existsSync(join(folder, 'nbd.sock'))).toBe(false);
+  });
+});
