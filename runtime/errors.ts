@@ -2,6 +2,12 @@
 import { errorTable } from '#base';
 
 export const runtimeErrors = {
+  RUNTIME_AGENT_PROTOCOL: {
+    message: 'dsec-agent does not speak as it should: {problem}',
+    hint: 'build it again: node scripts/setup.mjs; until then use --runtime crun',
+    exit: 125,
+    http: 500,
+  },
   RUNTIME_COMMAND_MISSING: {
     message: '{image}: no command: the image has neither Entrypoint nor Cmd, and none was given',
     hint: 'name one after --, for example: dsec run {image} -- /bin/sh',
@@ -26,6 +32,12 @@ export const runtimeErrors = {
     exit: 2,
     http: 400,
   },
+  RUNTIME_LAUNCHER_GONE: {
+    message: 'the launcher of the sandbox has gone: {reason}; what became of the command is not known',
+    hint: 'run it again; what is left of this one is removed by the next command',
+    exit: 125,
+    http: 500,
+  },
   RUNTIME_LAYER_LIMIT: {
     message: 'the composition has {layers} layers; OverlayFS takes {limit}',
     hint: 'convert the images with a larger --collapse-limit, so that they have fewer layers',
@@ -37,6 +49,12 @@ export const runtimeErrors = {
     hint: 'run the command with sudo',
     exit: 5,
     http: 403,
+  },
+  RUNTIME_NO_LAUNCHER: {
+    message: 'dsec-agent, the launcher of sandboxes, is not built',
+    hint: 'node scripts/setup.mjs builds it where there is a Rust compiler (apt-get install rustc); or use --runtime crun',
+    exit: 5,
+    http: 501,
   },
   RUNTIME_NO_OCI_RUNTIME: {
     message: 'neither crun nor runc is installed',
@@ -111,6 +129,13 @@ export const runtimeErrors = {
     message: '{runtime} could not start the sandbox: {reason}',
     hint: '`dsec doctor` says what this machine lacks',
     exit: 125,
+    http: 500,
+  },
+  RUNTIME_TRACE_INTERRUPTED: {
+    message: 'the start of {image} was not recorded as a whole: the data server died meanwhile',
+    hint: 'run the same command again; nothing was kept',
+    retryable: true,
+    exit: 1,
     http: 500,
   },
   RUNTIME_USER: {

@@ -1,8 +1,25 @@
-export type { Backend, BackendCapabilities, Exit, LaunchSpec, ProcessSpec, RunningSandbox } from './backend/backend.ts';
+export { type AgentBinary, type AgentState, agentState, findAgent } from './backend/agent-binary.ts';
+export type {
+  Backend,
+  BackendCapabilities,
+  Exit,
+  LaunchSpec,
+  PreparationSpec,
+  ProcessSpec,
+  RunningSandbox,
+} from './backend/backend.ts';
+export { backendNamed, chooseBackend, RUNTIME_NAMES, type RuntimeName } from './backend/choose-backend.ts';
 export { cgroupsAreHybrid, findOciRuntime, type OciRuntimeChoice, openOciBackend } from './backend/oci-runtime.ts';
+export { OWN_BACKEND, openOwnBackend } from './backend/own-backend.ts';
 export { type Composition, composeLayers, LAYER_LIMIT } from './compose/compose-layers.ts';
 export { runtimeErrors } from './errors.ts';
-export { type PipedStdio, type RunOptions, type RunResult, runContainer } from './sandbox/run-container.ts';
+export {
+  type Caller,
+  type PipedStdio,
+  type RunOptions,
+  type RunResult,
+  runContainer,
+} from './sandbox/run-container.ts';
 export type { ImageReference, SandboxRecord } from './sandbox/sandbox-record.ts';
 export {
   type KeptSandbox,
@@ -20,3 +37,7 @@ export {
   type StopResult,
   stopSandbox,
 } from './sandbox/stop-sandbox.ts';
+export type { Greeting } from './service/greeting.ts';
+export { type ResidentLauncher, type ServiceClient, startResidentLauncher } from './service/resident-launcher.ts';
+export { reclaimTraces } from './trace/trace-node.ts';
+export { type TracedRun, type TraceRunOptions, traceRun } from './trace/trace-run.ts';

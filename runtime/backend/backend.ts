@@ -49,6 +49,9 @@ export interface LaunchSpec {
   readonly stdio: 'inherit' | 'pipe';
 }
 
+/** What of a LaunchSpec is known before its root is mounted. */
+export type PreparationSpec = Pick<LaunchSpec, 'id' | 'network' | 'stdio'> & { readonly terminal: boolean };
+
 /** How the first process ended, as far as the backend knows it. */
 export interface Exit {
   /** 128 + n after signal n. */
@@ -74,6 +77,11 @@ export interface RunningSandbox {
 export interface Backend {
   readonly name: string;
   readonly capabilities: BackendCapabilities;
+  /**
+   * For a backend that can begin before the root is there: so that it works while that is mounted. Only once what will undo it is
+   * on record; nothing is reported, `launch` tells what failed.
+   */
+  prepare?(spec: PreparationSpec): void;
   launch(spec: LaunchSpec): Promise<RunningSandbox>;
   /**
    * As `kill` of the running sandbox, by whichever process; `folder` is that of its LaunchSpec.

@@ -8,7 +8,7 @@ import { isAlive, type ProcessIdentity, processIdentity } from '#linux';
 import { endsByDefault, signalNumber } from './signal-effect.ts';
 
 export const pidFileOf = (bundle: string) => join(bundle, 'pid');
-const reasonFileOf = (bundle: string) => join(bundle, 'signalled');
+export const reasonFileOf = (bundle: string) => join(bundle, 'signalled');
 
 /** Undefined before it runs and after it has ended. */
 export function firstProcessOf(bundle: string): ProcessIdentity | undefined {

@@ -7,7 +7,7 @@
  */
 import { readFileSync } from 'node:fs';
 import type { LaunchSpec } from './backend.ts';
-import { defaultSeccompProfile } from './seccomp-profile.ts';
+import { defaultSeccompProfile, type SeccompProfile } from './seccomp-profile.ts';
 
 /** Below every cgroup hierarchy's root; one group a sandbox. */
 export const CGROUP_PARENT = 'dsec';
@@ -54,7 +54,43 @@ const MASKED_PATHS = [
 
 const READ_ONLY_PATHS = ['/proc/bus', '/proc/fs', '/proc/irq', '/proc/sys', '/proc/sysrq-trigger'];
 
-const mount = (destination: string, type: string, source: string, ...options: string[]) => ({
+export interface OciMount {
+  readonly destination: string;
+  readonly type: string;
+  readonly source: string;
+  readonly options: readonly string[];
+}
+
+/** What of config.json is ours to say. */
+export interface OciSpec {
+  readonly ociVersion: string;
+  readonly root: { readonly path: string; readonly readonly: boolean };
+  readonly hostname: string;
+  readonly process: {
+    readonly terminal: boolean;
+    readonly consoleSize?: { readonly height: number; readonly width: number };
+    readonly user: { readonly uid: number; readonly gid: number; readonly additionalGids: readonly number[] };
+    readonly args: readonly string[];
+    readonly env: readonly string[];
+    readonly cwd: string;
+    readonly capabilities: Readonly<
+      Record<'bounding' | 'effective' | 'permitted' | 'inheritable' | 'ambient', readonly string[]>
+    >;
+    readonly rlimits: readonly { readonly type: string; readonly soft: number; readonly hard: number }[];
+    readonly noNewPrivileges: boolean;
+  };
+  readonly mounts: readonly OciMount[];
+  readonly linux: {
+    readonly namespaces: readonly { readonly type: string }[];
+    readonly cgroupsPath: string;
+    readonly resources: { readonly devices: readonly { readonly allow: boolean; readonly access: string }[] };
+    readonly seccomp: SeccompProfile;
+    readonly maskedPaths: readonly string[];
+    readonly readonlyPaths: readonly string[];
+  };
+}
+
+const mount = (destination: string, type: string, source: string, ...options: string[]): OciMount => ({
   destination,
   type,
   source,
@@ -73,7 +109,11 @@ const MOUNTS = [
 /** Folders of the root that the mounts need. */
 export const MOUNT_POINTS = ['/proc', '/dev', '/sys'];
 
-export function ociSpec(spec: LaunchSpec): Record<string, unknown> {
+export function namespacesOf(network: LaunchSpec['network']): string[] {
+  return ['pid', 'mount', 'ipc', 'uts', ...(network === 'none' ? ['network'] : [])];
+}
+
+export function ociSpec(spec: LaunchSpec): OciSpec {
   const { process } = spec;
   // A user other than root gets capabilities only by a file's, within the bounding set; and no_new_privs forbids that too.
   const held = process.uid === 0 ? CAPABILITIES : [];
@@ -99,9 +139,7 @@ export function ociSpec(spec: LaunchSpec): Record<string, unknown> {
       ),
     ],
     linux: {
-      namespaces: ['pid', 'mount', 'ipc', 'uts', ...(spec.network === 'none' ? ['network'] : [])].map((type) => ({
-        type,
-      })),
+      namespaces: namespacesOf(spec.network).map((type) => ({ type })),
       cgroupsPath: `/${CGROUP_PARENT}/${spec.id}`,
       resources: { devices: [{ allow: false, access: 'rwm' }] },
       seccomp: defaultSeccompProfile(),

@@ -6,7 +6,7 @@
  * call. clone3 is among those: its flags lie in memory, where a filter cannot see CLONE_NEWUSER.
  */
 
-interface SeccompRule {
+export interface SeccompRule {
   readonly names: readonly string[];
   readonly action: 'SCMP_ACT_ALLOW' | 'SCMP_ACT_ERRNO';
   readonly errnoRet?: number;

@@ -20,7 +20,7 @@ import {
 } from '#imagesvc';
 import { type FileLock, processIdentity } from '#linux';
 import type { Backend, Exit, RunningSandbox } from '../backend/backend.ts';
-import { findOciRuntime } from '../backend/oci-runtime.ts';
+import { chooseBackend } from '../backend/choose-backend.ts';
 import { MOUNT_POINTS } from '../backend/oci-spec.ts';
 import { composeLayers } from '../compose/compose-layers.ts';
 import { fail } from '../errors.ts';
@@ -37,7 +37,7 @@ import {
   type SandboxRecord,
   writeRecord,
 } from './sandbox-record.ts';
-import { backendFor, lockName, reclaimSandboxes, removeSandbox } from './sandboxes.ts';
+import { lockName, reclaimSandboxes, removeSandbox } from './sandboxes.ts';
 import { forwardSignals, type TakeSignals } from './signal-forwarding.ts';
 import { type RuntimeFolders, runtimeFolders, type SandboxFolders, sandboxFolders } from './state-folders.ts';
 import { lookUpUser } from './user-lookup.ts';
@@ -47,6 +47,13 @@ export interface PipedStdio {
   readonly stdin?: Readable | Buffer | string;
   readonly onStdout?: (bytes: Buffer) => void;
   readonly onStderr?: (bytes: Buffer) => void;
+}
+
+/** Whoever the sandbox is run for, where that is not this process: a client of the runtime service. */
+export interface Caller {
+  readonly env: NodeJS.ProcessEnv;
+  readonly stdinIsTerminal: boolean;
+  readonly terminalSize?: { readonly rows: number; readonly columns: number };
 }
 
 export interface RunOptions {
@@ -63,6 +70,12 @@ export interface RunOptions {
   readonly replace?: boolean;
   /** Data is fetched when it is read; always so where the store is no folder. */
   readonly lazy?: boolean;
+  /** What the images' traces say a start reads is fetched ahead; true by default, where data is fetched at all. */
+  readonly prefetch?: boolean;
+  /** Told of a trace that is of no use, for people. */
+  readonly onTraceProblem?: (text: string) => void;
+  /** The command runs. */
+  readonly onStarted?: () => void;
   /** Empty: the image's Cmd. */
   readonly command: readonly string[];
   readonly entrypoint?: readonly string[];
@@ -81,8 +94,12 @@ export interface RunOptions {
   readonly signal?: AbortSignal;
   /** Who hands over INT, TERM, HUP and QUIT; this process's own handlers by default. */
   readonly takeSignals?: TakeSignals;
+  /** This process by default. With a caller `takeSignals` hands over every signal. */
+  readonly caller?: Caller;
   readonly folders?: Partial<RuntimeFolders>;
-  /** crun, else runc, by default. */
+  /** `dsec`, `crun` or `runc`; the first of them that is there by default. */
+  readonly runtime?: string;
+  /** In place of all that. */
   readonly backend?: Backend;
 }
 
@@ -110,13 +127,16 @@ export interface RunResult {
 /** @throws RUNTIME_* (126 and 127 as exit status where the command cannot be run), MOUNT_*, STORE_* */
 export async function runContainer(options: RunOptions): Promise<RunResult> {
   if (process.geteuid?.() !== 0) throw fail('RUNTIME_NEEDS_ROOT');
-  if (options.terminal === true && (typeof options.stdio === 'object' || !process.stdin.isTTY)) {
+  if (
+    options.terminal === true &&
+    (typeof options.stdio === 'object' || !(options.caller?.stdinIsTerminal ?? process.stdin.isTTY))
+  ) {
     throw fail('RUNTIME_NO_TERMINAL');
   }
   const calledAt = performance.now();
   const folders = runtimeFolders(options.folders);
   const name = options.name === undefined ? randomSandboxName() : checkSandboxName(options.name);
-  const backend = options.backend ?? backendFor(folders)(findOciRuntime().name);
+  const backend = options.backend ?? chooseBackend(folders.runDir, options.runtime);
   const layers = composeLayers(options);
   const config = await readConfig(options.store, options.base);
   const args = commandOf(options.base.name, config, options.command, options.entrypoint);
@@ -124,7 +144,7 @@ export async function runContainer(options: RunOptions): Promise<RunResult> {
   await reclaimSandboxes(folders);
   const places = sandboxFolders(folders, name);
   const lock = await takeName(name, places, options, folders);
-  const signals = forwardSignals(options.takeSignals);
+  const signals = forwardSignals(options.takeSignals, options.caller !== undefined);
   let kept = false;
   let record: SandboxRecord | undefined;
   try {
@@ -216,6 +236,10 @@ function begin(name: string, places: SandboxFolders, options: RunOptions, backen
   return record;
 }
 
+function imagesOf({ base, workspace, toolkits = [] }: RunOptions): Image[] {
+  return [base, ...(workspace === undefined ? [] : [workspace]), ...toolkits];
+}
+
 const HOST_NETWORK_FILES = ['/etc/resolv.conf', '/etc/hosts'];
 
 class Run {
@@ -253,7 +277,15 @@ class Run {
     const { store, base: image, lazy } = options;
     const { runDir, cacheDir } = this.folders;
     const { upper, work, root: target } = places;
-    const files = blobFilesFor({ store, lazy, runDir, cacheDir });
+    // What can be made without a root is made while that is mounted.
+    this.backend.prepare?.({
+      id: record.id,
+      network: options.network ?? 'none',
+      stdio: typeof options.stdio === 'object' ? 'pipe' : 'inherit',
+      terminal: options.terminal === true,
+    });
+    const prefetch = options.prefetch === false ? [] : imagesOf(options);
+    const files = blobFilesFor({ store, lazy, runDir, cacheDir, prefetch, onTraceProblem: options.onTraceProblem });
     await mountImage({ runDir, cacheDir, files, image, layers, target, upper, work });
     const mountedAt = performance.now();
     failPoint('run-mounted');
@@ -264,6 +296,7 @@ class Run {
     const startedAt = performance.now();
     failPoint('run-launched');
     forwardTo(sandbox);
+    options.onStarted?.();
     const exit = await this.wait(sandbox);
     failPoint('run-exited');
     const result = {
@@ -291,14 +324,16 @@ class Run {
     const env = environmentOf({
       image: own.Env ?? [],
       given: options.env ?? [],
-      host: process.env,
+      host: options.caller?.env ?? process.env,
       home: user.home,
       hostname: name,
       terminal,
     });
     await checkCommand(root, args[0]!, env, cwd, user);
     const { uid, gid, additionalGids } = user;
-    const { columns, rows } = [process.stdout, process.stderr].find((stream) => stream.isTTY) ?? {};
+    const streams = [process.stdout, process.stderr].find((stream) => stream.isTTY) ?? {};
+    const { columns, rows }: { columns?: number; rows?: number } =
+      options.caller === undefined ? streams : (options.caller.terminalSize ?? {});
     const terminalSize = terminal && columns && rows ? { columns, rows } : undefined;
     return { args, env, cwd, uid, gid, additionalGids, terminal, terminalSize };
   }

@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import { isDsecError, messageOf } from '#base';
 import { type FileLock, lock, tryLock } from '#linux';
 import type { Backend } from '../backend/backend.ts';
-import { findOciRuntime, openOciBackend } from '../backend/oci-runtime.ts';
+import { backendNamed } from '../backend/choose-backend.ts';
 import { fail } from '../errors.ts';
 import { dismantle, markKept, releaseAndForget, removeAside, removeFolder, removeTree } from './end-sandbox.ts';
 import { checkSandboxName, readRecord, type SandboxRecord } from './sandbox-record.ts';
@@ -36,11 +36,11 @@ export interface SandboxReclaim {
   readonly problems: readonly string[];
 }
 
-/** The backend that a record names; crun and runc keep their state apart. */
+/** The backend that a record names: they keep their state apart. */
 export type BackendFor = (name: string) => Backend;
 
 export function backendFor(folders: RuntimeFolders): BackendFor {
-  return (name) => openOciBackend(folders.runDir, findOciRuntime(name));
+  return (name) => backendNamed(name, folders.runDir);
 }
 
 /** Puts right what killed processes have left. Every command that works with sandboxes does it first. */

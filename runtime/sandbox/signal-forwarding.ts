@@ -21,8 +21,10 @@ export interface SignalForwarding {
   stop(): void;
 }
 
+/** @param all `takeSignals` hands over every signal: no handler of this process is needed. */
 export function forwardSignals(
   takeSignals?: TakeSignals,
+  all = false,
   nowMs: () => number = () => performance.now(),
 ): SignalForwarding {
   let target: RunningSandbox | undefined;
@@ -41,7 +43,7 @@ export function forwardSignals(
     const recent = pressed.filter((time) => nowMs() - time <= IMPATIENT_WITHIN_MS);
     if (recent.length >= IMPATIENT_TIMES) target.kill('SIGKILL');
   };
-  const own = takeSignals === undefined ? [...ENDING, ...OTHERS] : OTHERS;
+  const own = takeSignals === undefined ? [...ENDING, ...OTHERS] : all ? [] : OTHERS;
   for (const signal of own) process.on(signal, handler);
   takeSignals?.(handler);
   return {

@@ -19,7 +19,7 @@ import {
 } from '#imagesvc';
 import { readMountInfo, umount } from '#linux';
 import { cgroupsOf } from '../backend/cgroup-cleanup.ts';
-import { findOciRuntime, openOciBackend } from '../backend/oci-runtime.ts';
+import { backendNamed } from '../backend/choose-backend.ts';
 import {
   listSandboxes,
   type RunOptions,
@@ -168,7 +168,7 @@ export class Site {
   /** Also ends what a failed test has left running. */
   async remove(): Promise<void> {
     for (const { id, backend } of listSandboxes(this.folders)) {
-      await openOciBackend(this.folders.runDir, findOciRuntime(backend)).remove(id);
+      await backendNamed(backend, this.folders.runDir).remove(id);
     }
     const mounts = readMountInfo().map((row) => row.mountPoint);
     for (const path of mounts.filter((point) => point.startsWith(`${this.root}/`)).reverse())

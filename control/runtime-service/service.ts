@@ -1,0 +1,126 @@
+/**
+ * `dsec serve runtime`: a process that stays, so that `dsec run` has neither Node to start nor code to load. The door and the
+ * launcher are one small program (runtime/agent); this process mounts, looks up, keeps records, and undoes.
+ *
+ * - A client that dies takes its sandbox with it, as a `dsec run` that is killed does.
+ * - The launcher dies: its sandboxes end, their clients are told, everything is undone here, and another launcher takes its place.
+ * - This process dies: the launcher ends the sandboxes; what is left the next command finds and removes.
+ */
+import { mkdirSync, rmSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
+import { messageOf } from '#base';
+import { type FileLock, tryLock } from '#linux';
+import {
+  type AgentBinary,
+  findAgent,
+  type ResidentLauncher,
+  reclaimSandboxes,
+  runtimeFolders,
+  type ServiceClient,
+  startResidentLauncher,
+} from '#runtime';
+import { fail } from '../errors.ts';
+import { runForClient } from './client-command.ts';
+import { type ServiceSelf, servableCommand } from './servable.ts';
+import { serviceSocket } from './service-state.ts';
+
+export interface RuntimeServiceOptions {
+  readonly self: ServiceSelf;
+  /** Told what is worth a line in a log. */
+  readonly note: (text: string) => void;
+}
+
+/** A launcher that cannot even be started is tried again, but not in a circle. */
+const RESTART_PAUSE_MS = 500;
+
+export class RuntimeService {
+  readonly socket: string;
+  private readonly options: RuntimeServiceOptions;
+  private readonly agent: AgentBinary;
+  private readonly lock: FileLock;
+  private readonly working = new Map<Promise<void>, AbortController>();
+  private launcher: ResidentLauncher | undefined;
+  private ending = false;
+
+  private constructor(options: RuntimeServiceOptions, agent: AgentBinary, socket: string, lock: FileLock) {
+    this.options = options;
+    this.agent = agent;
+    this.socket = socket;
+    this.lock = lock;
+  }
+
+  /** @throws SERVE_NEEDS_ROOT, SERVE_NO_LAUNCHER, SERVE_RUNS_ALREADY, RUNTIME_LAUNCHER_GONE */
+  static async start(options: RuntimeServiceOptions): Promise<RuntimeService> {
+    if (process.geteuid?.() !== 0) throw fail('SERVE_NEEDS_ROOT');
+    const agent = findAgent();
+    if (agent === undefined) throw fail('SERVE_NO_LAUNCHER');
+    const { runDir } = runtimeFolders();
+    mkdirSync(runDir, { recursive: true, mode: 0o755 });
+    const socket = serviceSocket(runDir);
+    const lock = tryLock(`${socket}.lock`);
+    if (lock === undefined) throw fail('SERVE_RUNS_ALREADY', { socket });
+    const service = new RuntimeService(options, agent, socket, lock);
+    try {
+      await reclaimSandboxes();
+      await service.open();
+    } catch (error) {
+      lock.release();
+      throw error;
+    }
+    return service;
+  }
+
+  /** How many clients are being served. */
+  get busy(): number {
+    return this.working.size;
+  }
+
+  private async open(): Promise<void> {
+    const launcher = await startResidentLauncher(this.agent, this.socket, (client) => {
+      // In a later turn: see `isFresh`.
+      setImmediate(() => this.serve(client));
+    });
+    this.launcher = launcher;
+    launcher.closed.then(() => this.reopen());
+  }
+
+  private async reopen(): Promise<void> {
+    while (!this.ending) {
+      this.options.note('the launcher has ended; its sandboxes ended with it; another one is started');
+      try {
+        return await this.open();
+      } catch (error) {
+        this.options.note(messageOf(error));
+        await delay(RESTART_PAUSE_MS);
+      }
+    }
+  }
+
+  private serve(client: ServiceClient): void {
+    const args = this.ending ? undefined : servableCommand(client.greeting, this.options.self);
+    if (args === undefined) {
+      client.decline();
+      return;
+    }
+    const stop = new AbortController();
+    const work = runForClient(client, args, this.options.self, stop.signal)
+      .catch((error: unknown) => this.options.note(messageOf(error)))
+      .finally(() => this.working.delete(work));
+    this.working.set(work, stop);
+  }
+
+  /** No new clients; those that are served have `drainMs` to end, then their sandboxes are ended. */
+  async close(drainMs: number): Promise<void> {
+    this.ending = true;
+    rmSync(this.socket, { force: true });
+    this.launcher?.closeListener();
+    const all = () => Promise.all([...this.working.keys()]);
+    await Promise.race([all(), delay(drainMs, undefined, { ref: false })]);
+    for (const stop of this.working.values()) stop.abort();
+    await all();
+    await this.launcher?.close();
+    // While it is held: a lock on a nameless file would keep nobody out.
+    rmSync(this.lock.path, { force: true });
+    this.lock.release();
+  }
+}

@@ -1,0 +1,377 @@
+//! The first process of a sandbox, from the clone to the exec of its command. It comes to life in its new namespaces as a copy of
+//! the launcher, prepares what needs no root, waits for its order, isolates itself step by step, and becomes the command. It tells what
+//! happened over its status socket: a frame with the terminal, one with a failure, or nothing but the end of the socket, which is
+//! the exec.
+//!
+//! What must hold:
+//! - The new root is entered before anything in it is looked at: no link of an image leads out.
+//! - Every descriptor but the three standard ones is closed before the working directory is entered: `/proc/self/fd/N` as a
+//!   working directory must lead nowhere. Where that directory is, is asked for again afterwards.
+//! - The filter of system calls comes last; then there is only exec.
+
+use crate::cgroup;
+use crate::order::{self, Order, Preparation};
+use crate::sys::{self, c, Fd, RLimit, Result, SockFprog, WinSize, EEXIST};
+use crate::wire;
+
+/// Where it failed: `stages` in launch-order.ts has the words.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub enum Stage {
+    Order = 1,
+    Cgroup = 2,
+    Clone = 3,
+    Stdio = 4,
+    Root = 5,
+    Mount = 6,
+    Device = 7,
+    Mask = 8,
+    Network = 9,
+    Terminal = 10,
+    Limit = 11,
+    Identity = 12,
+    Seccomp = 13,
+    WorkingDir = 20,
+    Exec = 21,
+}
+
+pub struct Failure {
+    pub stage: Stage,
+    pub errno: i32,
+    pub what: Vec<u8>,
+}
+
+
+type Step = std::result::Result<(), Failure>;
+
+trait At<T> {
+    fn at(self, stage: Stage, what: &[u8]) -> std::result::Result<T, Failure>;
+}
+impl<T> At<T> for Result<T> {
+    fn at(self, stage: Stage, what: &[u8]) -> std::result::Result<T, Failure> {
+        self.map_err(|errno| Failure { stage, errno, what: what.to_vec() })
+    }
+}
+
+/// Never returns. `stdio`: descriptors above 2, or none for those of this process.
+pub fn become_command(preparation: &Preparation, status: Fd, entries: &[Fd], stdio: &[i32]) -> ! {
+    let done = prepare(preparation, entries, stdio).and_then(|_| {
+        let order = receive_order(status.0)?;
+        isolate(&order, status.0)
+    });
+    if let Err(failure) = done {
+        let mut payload = vec![failure.stage as u8];
+        payload.extend_from_slice(&failure.errno.to_le_bytes());
+        wire::put_bytes(&mut payload, &failure.what[..failure.what.len().min(4096)]);
+        let mut frame = Vec::new();
+        wire::put_frame(&mut frame, wire::FAILED, 0, &payload);
+        let _ = sys::send_with_fds(status.0, &frame, &[]);
+    }
+    unsafe { sys::_exit(127) }
+}
+
+fn prepare(preparation: &Preparation, entries: &[Fd], stdio: &[i32]) -> Step {
+    // Who launched it gone: so is the sandbox.
+    let _ = sys::prctl1(sys::PR_SET_PDEATHSIG, sys::SIGKILL as u64);
+    cgroup::enter(entries).at(Stage::Cgroup, b"cgroup.procs")?;
+    sys::new_session().at(Stage::Stdio, b"session")?;
+    for (number, fd) in stdio.iter().enumerate() {
+        sys::dup_to(*fd, number as i32).at(Stage::Stdio, b"standard streams")?;
+    }
+    if preparation.namespaces & NEW_NETWORK != 0 {
+        raise_loopback().at(Stage::Network, b"lo")?;
+    }
+    Ok(())
+}
+
+/// Waits for it. The launcher gone instead: then there is nobody to tell.
+fn receive_order(status: i32) -> std::result::Result<Order, Failure> {
+    let mut head = [0u8; wire::HEADER];
+    read_exact(status, &mut head).at(Stage::Order, b"order")?;
+    let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+    if length > wire::MAX_PAYLOAD {
+        return Err(sys::EINVAL).at(Stage::Order, b"order");
+    }
+    let mut payload = vec![0u8; length];
+    read_exact(status, &mut payload).at(Stage::Order, b"order")?;
+    match order::parse_order(&payload) {
+        Some(order) => Ok(order),
+        None => Err(sys::EINVAL).at(Stage::Order, b"order"),
+    }
+}
+
+fn read_exact(fd: i32, mut buffer: &mut [u8]) -> Result<()> {
+    while !buffer.is_empty() {
+        let n = sys::read_fd(fd, buffer)?;
+        if n == 0 {
+            unsafe { sys::_exit(127) }
+        }
+        buffer = &mut buffer[n..];
+    }
+    Ok(())
+}
+
+fn isolate(order: &Order, status: i32) -> Step {
+    sys::set_umask(0);
+    enter_root(order)?;
+    for mount in &order.mounts {
+        mount_one(mount).at(Stage::Mount, &mount.target)?;
+    }
+    make_devices(order)?;
+    sys::set_host_name(&order.hostname).at(Stage::Network, &order.hostname)?;
+    if order.terminal {
+        take_terminal(order, status)?;
+    }
+    hide(order)?;
+    for (resource, soft, hard) in &order.limits {
+        let limit = RLimit { soft: *soft, hard: *hard };
+        sys::set_limit(*resource, &limit).at(Stage::Limit, resource.to_string().as_bytes())?;
+    }
+    sys::new_session_keyring();
+    if order.uid != 0 {
+        give_streams(order);
+    }
+    close_all_but(status);
+    enter_working_dir_and_user(order)?;
+    sys::set_umask(order.umask);
+    // Cleared by the change of user.
+    let _ = sys::prctl1(sys::PR_SET_PDEATHSIG, sys::SIGKILL as u64);
+    sys::default_signals();
+    sys::unblock_all_signals();
+    run(order)
+}
+
+const NEW_NETWORK: u64 = 0x40000000;
+const NEW_MOUNTS: i32 = 0x20000;
+
+fn enter_root(order: &Order) -> Step {
+    sys::unshare(NEW_MOUNTS).at(Stage::Clone, b"of mounts")?;
+    sys::mount_at(b"", b"/", b"", sys::MS_REC | sys::MS_PRIVATE, b"").at(Stage::Root, b"/")?;
+    // Binds come from the host: taken hold of before it is left, put in place when links can lead nowhere else.
+    let mut held = Vec::new();
+    for bind in &order.binds {
+        held.push(clone_tree(&bind.source).at(Stage::Mount, &bind.source)?);
+    }
+    sys::change_dir(&order.root).at(Stage::Root, &order.root)?;
+    sys::pivot_root(b".", b".").at(Stage::Root, &order.root)?;
+    // The old root lies on top of the new one now.
+    sys::detach_mount(b".").at(Stage::Root, b"the old root")?;
+    sys::change_dir(b"/").at(Stage::Root, b"/")?;
+    for (bind, tree) in order.binds.iter().zip(&held) {
+        attach_tree(tree.0, &bind.target).at(Stage::Mount, &bind.target)?;
+        let flags = sys::MS_REMOUNT | sys::MS_BIND | bind.flags;
+        sys::mount_at(b"", &bind.target, b"", flags, b"").at(Stage::Mount, &bind.target)?;
+    }
+    Ok(())
+}
+
+const OPEN_TREE: i64 = 428;
+const MOVE_MOUNT: i64 = 429;
+const AT_FDCWD: i32 = -100;
+
+fn clone_tree(path: &[u8]) -> Result<Fd> {
+    const OPEN_TREE_CLONE: u32 = 1;
+    const AT_RECURSIVE: u32 = 0x8000;
+    let path = c(path);
+    let flags = OPEN_TREE_CLONE | AT_RECURSIVE | sys::O_CLOEXEC as u32;
+    let fd = unsafe { sys::syscall(OPEN_TREE, AT_FDCWD, path.as_ptr(), flags) };
+    if fd < 0 {
+        Err(sys::errno())
+    } else {
+        Ok(Fd(fd as i32))
+    }
+}
+
+fn attach_tree(tree: i32, target: &[u8]) -> Result<()> {
+    const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
+    const MOVE_MOUNT_T_SYMLINKS: u32 = 0x10;
+    let (target, empty) = (c(target), c(b""));
+    let flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS;
+    let done = unsafe { sys::syscall(MOVE_MOUNT, tree, empty.as_ptr(), AT_FDCWD, target.as_ptr(), flags) };
+    if done < 0 {
+        Err(sys::errno())
+    } else {
+        Ok(())
+    }
+}
+
+fn mount_one(mount: &crate::order::Mount) -> Result<()> {
+    match sys::mode_of(&mount.target, false) {
+        Ok(mode) if mode & sys::S_IFMT == sys::S_IFDIR => {}
+        // What is masked below /proc and /sys is found by its path: that must be the mount's own.
+        Ok(_) if mount.kind == b"proc" || mount.kind == b"sysfs" => return Err(sys::ENOTDIR),
+        Ok(_) => {}
+        Err(sys::ENOENT) => sys::make_dir(&mount.target, 0o755)?,
+        Err(error) => return Err(error),
+    }
+    sys::mount_at(&mount.source, &mount.target, &mount.kind, mount.flags, &mount.data)
+}
+
+fn make_devices(order: &Order) -> Step {
+    for device in &order.devices {
+        let mode = sys::S_IFCHR | device.mode;
+        match sys::make_node(&device.path, mode, device.major, device.minor) {
+            Ok(()) | Err(EEXIST) => {}
+            Err(errno) => return Err(errno).at(Stage::Device, &device.path),
+        }
+    }
+    for (path, target) in &order.links {
+        match sys::make_symlink(target, path) {
+            Ok(()) | Err(EEXIST) => {}
+            Err(errno) => return Err(errno).at(Stage::Device, path),
+        }
+    }
+    Ok(())
+}
+
+/// Masked: a file reads as nothing, a folder is empty. What a kernel does not have needs no mask.
+fn hide(order: &Order) -> Step {
+    const HIDDEN: u64 = 2 | 4 | 8; // nosuid, nodev, noexec
+    for path in &order.masked {
+        match sys::mode_of(path, false) {
+            Err(sys::ENOENT) | Err(sys::ENOTDIR) => continue,
+            Err(errno) => return Err(errno).at(Stage::Mask, path),
+            Ok(mode) if mode & sys::S_IFMT == sys::S_IFDIR => {
+                sys::mount_at(b"tmpfs", path, b"tmpfs", sys::MS_RDONLY | HIDDEN, b"size=0k").at(Stage::Mask, path)?;
+            }
+            Ok(_) => {
+                sys::mount_at(b"/dev/null", path, b"", sys::MS_BIND, b"").at(Stage::Mask, path)?;
+                let flags = sys::MS_REMOUNT | sys::MS_BIND | sys::MS_RDONLY | 2 | 8;
+                sys::mount_at(b"", path, b"", flags, b"").at(Stage::Mask, path)?;
+            }
+        }
+    }
+    for path in &order.read_only {
+        match sys::mount_at(path, path, b"", sys::MS_BIND | sys::MS_REC, b"") {
+            Err(sys::ENOENT) | Err(sys::ENOTDIR) => continue,
+            done => done.at(Stage::Mask, path)?,
+        }
+        let flags = sys::MS_REMOUNT | sys::MS_BIND | sys::MS_RDONLY | HIDDEN;
+        sys::mount_at(b"", path, b"", flags, b"").at(Stage::Mask, path)?;
+    }
+    Ok(())
+}
+
+fn raise_loopback() -> Result<()> {
+    let socket = sys::new_socket(sys::AF_INET, sys::SOCK_DGRAM)?;
+    // struct ifreq: the name, then the flags.
+    let mut request = [0u64; 5];
+    let raw = request.as_mut_ptr() as *mut u8;
+    unsafe {
+        *raw = b'l';
+        *raw.add(1) = b'o';
+    }
+    sys::ioctl_ptr(socket.0, sys::SIOCGIFFLAGS, raw)?;
+    const IFF_UP: u8 = 1;
+    unsafe { *raw.add(16) |= IFF_UP };
+    sys::ioctl_ptr(socket.0, sys::SIOCSIFFLAGS, raw).map(|_| ())
+}
+
+/// A terminal of the sandbox's own devpts; its other end goes to the launcher.
+fn take_terminal(order: &Order, status: i32) -> Step {
+    let at = |step: Result<()>| step.at(Stage::Terminal, b"/dev/ptmx");
+    let master = sys::open_at(b"/dev/ptmx", sys::O_RDWR | sys::O_NOCTTY, 0).at(Stage::Terminal, b"/dev/ptmx")?;
+    let mut unlocked = 0i32;
+    at(sys::ioctl_ptr(master.0, sys::TIOCSPTLCK, &mut unlocked).map(|_| ()))?;
+    let mut number = 0u32;
+    at(sys::ioctl_ptr(master.0, sys::TIOCGPTN, &mut number).map(|_| ()))?;
+    let path = [b"/dev/pts/", number.to_string().as_bytes()].concat();
+    let slave = sys::open_at(&path, sys::O_RDWR | sys::O_NOCTTY, 0).at(Stage::Terminal, &path)?;
+    if order.rows > 0 && order.columns > 0 {
+        let mut size = WinSize { rows: order.rows, columns: order.columns, x: 0, y: 0 };
+        at(sys::ioctl_ptr(master.0, sys::TIOCSWINSZ, &mut size).map(|_| ()))?;
+    }
+    at(sys::ioctl_int(slave.0, sys::TIOCSCTTY, 0).map(|_| ()))?;
+    let (_, _, group) = sys::stat_fd(slave.0).at(Stage::Terminal, &path)?;
+    at(sys::change_owner(slave.0, order.uid, group))?;
+    // Programs that write to the console write to this terminal.
+    let console = sys::open_at(b"/dev/console", sys::O_WRONLY | sys::O_CREAT | sys::O_NOFOLLOW, 0o600);
+    drop(console.at(Stage::Terminal, b"/dev/console")?);
+    sys::mount_at(&path, b"/dev/console", b"", sys::MS_BIND, b"").at(Stage::Terminal, b"/dev/console")?;
+    for number in 0..3 {
+        at(sys::dup_to(slave.0, number))?;
+    }
+    let mut frame = Vec::new();
+    wire::put_frame(&mut frame, wire::TERMINAL, 0, &[]);
+    sys::send_with_fds(status, &frame, &[master.0]).at(Stage::Terminal, b"launcher").map(|_| ())
+}
+
+/// Pipes and sockets alone: a file or a terminal of the host belongs to whoever made it, and another owner would outlast us.
+fn give_streams(order: &Order) {
+    for fd in 0..3 {
+        if let Ok((mode, _, _)) = sys::stat_fd(fd) {
+            let kind = mode & sys::S_IFMT;
+            if kind == sys::S_IFIFO || kind == sys::S_IFSOCK {
+                let _ = sys::change_owner(fd, order.uid, order.gid);
+            }
+        }
+    }
+}
+
+fn close_all_but(status: i32) {
+    sys::close_range(3, status as u32 - 1, false);
+    sys::close_range(status as u32 + 1, u32::MAX, false);
+}
+
+fn enter_working_dir_and_user(order: &Order) -> Step {
+    // As root first: the folder may be one that the user may be in but not get to.
+    let as_root = sys::change_dir(&order.cwd);
+    let _ = sys::clear_ambient();
+    for capability in 0..64 {
+        if order.bounding & (1 << capability) != 0 {
+            continue;
+        }
+        match sys::prctl1(sys::PR_CAPBSET_DROP, capability) {
+            Ok(_) => {}
+            // Beyond the last one that this kernel knows.
+            Err(sys::EINVAL) => break,
+            Err(errno) => return Err(errno).at(Stage::Identity, b"bounding set"),
+        }
+    }
+    sys::prctl1(sys::PR_SET_KEEPCAPS, 1).at(Stage::Identity, b"capabilities")?;
+    sys::set_ids(order.uid, order.gid, &order.groups).at(Stage::Identity, b"user and groups")?;
+    sys::prctl1(sys::PR_SET_KEEPCAPS, 0).at(Stage::Identity, b"capabilities")?;
+    sys::set_capabilities(order.capabilities, order.capabilities, 0).at(Stage::Identity, b"capabilities")?;
+    sys::prctl1(sys::PR_SET_NO_NEW_PRIVS, 1).at(Stage::Identity, b"no_new_privs")?;
+    if as_root.is_err() {
+        sys::change_dir(&order.cwd).at(Stage::WorkingDir, &order.cwd)?;
+    }
+    match sys::working_dir() {
+        Ok(path) if path.starts_with(b"/") => Ok(()),
+        _ => Err(sys::ENOENT).at(Stage::WorkingDir, &order.cwd),
+    }
+}
+
+fn run(order: &Order) -> Step {
+    let args: Vec<_> = order.args.iter().map(|arg| c(arg)).collect();
+    let env: Vec<_> = order.env.iter().map(|entry| c(entry)).collect();
+    let candidates = candidates(order);
+    if !order.seccomp.is_empty() {
+        let program = SockFprog { len: (order.seccomp.len() / 8) as u16, filter: order.seccomp.as_ptr() };
+        sys::set_seccomp(&program).at(Stage::Seccomp, b"filter")?;
+    }
+    // As execvp: what may not be executed is passed over, and told of when nothing else is found.
+    let mut refused = sys::ENOENT;
+    for path in &candidates {
+        match sys::exec(path, &args, &env) {
+            sys::ENOENT | sys::ENOTDIR => {}
+            sys::EACCES => refused = sys::EACCES,
+            errno => {
+                refused = errno;
+                break;
+            }
+        }
+    }
+    Err(refused).at(Stage::Exec, &order.args[0])
+}
+
+fn candidates(order: &Order) -> Vec<Vec<u8>> {
+    let name = &order.args[0];
+    if name.contains(&b'/') {
+        return vec![name.clone()];
+    }
+    let path = order.env.iter().rev().find(|entry| entry.starts_with(b"PATH=")).map_or(&b""[..], |entry| &entry[5..]);
+    path.split(|byte| *byte == b':')
+        .map(|folder| if folder.is_empty() { [b"./", &name[..]].concat() } else { [folder, b"/", name].concat() })
+        .collect()
+}

@@ -1,0 +1,218 @@
+//! Frames on a stream socket, and how values stand in their payloads. docs/agent-protocol.md is the specification; the other end
+//! is runtime/backend/agent-wire.ts.
+//!
+//!     frame   u32 length of the payload, u8 type, u32 id, payload; all little-endian
+//!     bytes   u32 length, then the bytes
+//!     list    u32 count, then the items
+//!
+//! Whatever does not parse ends the connection it came on: no length is believed beyond the limit, nothing is allocated for a
+//! count before its items are there.
+
+use crate::sys::{self, Fd, EAGAIN};
+
+pub const HEADER: usize = 9;
+/// Of a payload. An order holds an environment and arguments, which the kernel limits to about two megabytes.
+pub const MAX_PAYLOAD: usize = 8 << 20;
+
+/// Of the orders, of the client's greeting, of everything: both ends must say the same.
+pub const VERSION: u32 = 1;
+
+/// Node to launcher.
+pub const LAUNCH: u8 = 1;
+pub const TO_CLIENT: u8 = 2;
+pub const CLOSE_LISTENER: u8 = 3;
+pub const PREPARE: u8 = 4;
+pub const CANCEL: u8 = 5;
+/// Launcher to Node.
+pub const READY: u8 = 100;
+pub const STARTED: u8 = 101;
+pub const ENDED: u8 = 102;
+pub const FAILED: u8 = 103;
+pub const CLIENT: u8 = 110;
+pub const CLIENT_SIGNAL: u8 = 111;
+pub const CLIENT_GONE: u8 = 112;
+/// Client to service.
+pub const GREETING: u8 = 30;
+pub const SIGNAL: u8 = 31;
+/// Service to client.
+pub const DECLINED: u8 = 40;
+pub const ACCEPTED: u8 = 41;
+pub const OUTPUT: u8 = 42;
+pub const EXIT: u8 = 43;
+pub const TERMINAL: u8 = 44;
+
+pub struct Frame {
+    pub kind: u8,
+    pub id: u32,
+    pub payload: Vec<u8>,
+}
+
+pub fn put_frame(out: &mut Vec<u8>, kind: u8, id: u32, payload: &[u8]) {
+    out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    out.push(kind);
+    out.extend_from_slice(&id.to_le_bytes());
+    out.extend_from_slice(payload);
+}
+
+pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+/// A payload being read. Every method is None at its end.
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes }
+    }
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        if n > self.bytes.len() {
+            return None;
+        }
+        let (head, rest) = self.bytes.split_at(n);
+        self.bytes = rest;
+        Some(head)
+    }
+    pub fn u8(&mut self) -> Option<u8> {
+        self.take(1).map(|b| b[0])
+    }
+    pub fn u16(&mut self) -> Option<u16> {
+        self.take(2).map(|b| u16::from_le_bytes([b[0], b[1]]))
+    }
+    pub fn u32(&mut self) -> Option<u32> {
+        self.take(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+    }
+    pub fn u64(&mut self) -> Option<u64> {
+        let low = self.u32()? as u64;
+        Some(low | (self.u32()? as u64) << 32)
+    }
+    pub fn bytes(&mut self) -> Option<Vec<u8>> {
+        let n = self.u32()? as usize;
+        self.take(n).map(|b| b.to_vec())
+    }
+    /// For the kernel: without a NUL byte, which would cut it short.
+    pub fn text(&mut self) -> Option<Vec<u8>> {
+        self.bytes().filter(|bytes| !bytes.contains(&0))
+    }
+    pub fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let count = self.u32()?;
+        let mut out = Vec::new();
+        for _ in 0..count {
+            out.push(item(self)?);
+        }
+        Some(out)
+    }
+    pub fn is_at_end(&self) -> bool {
+        self.bytes.is_empty()
+    }
+}
+
+/// One end of a stream socket: frames in, frames out, neither ever waiting. Descriptors that come are kept until they are taken.
+pub struct Channel {
+    pub fd: Fd,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    written: usize,
+    pub fds: Vec<Fd>,
+    max_fds: usize,
+}
+
+pub enum Received {
+    Frames(Vec<Frame>),
+    /// The other end has gone, or sent what no frame can be.
+    Gone(Vec<Frame>),
+}
+
+impl Channel {
+    /// `max_fds`: more than that are closed as they come.
+    pub fn new(fd: Fd, max_fds: usize) -> Channel {
+        sys::set_nonblocking(fd.0);
+        Channel { fd, input: Vec::new(), output: Vec::new(), written: 0, fds: Vec::new(), max_fds }
+    }
+
+    pub fn receive(&mut self, limit: usize) -> Received {
+        let mut frames = Vec::new();
+        let mut part = vec![0u8; 64 << 10];
+        // Bounded, so that one that never stops sending does not hold up the others.
+        for _ in 0..16 {
+            match sys::receive_with_fds(self.fd.0, &mut part, 0) {
+                Ok((0, _)) => return Received::Gone(frames),
+                Ok((n, fds)) => {
+                    self.input.extend_from_slice(&part[..n]);
+                    for fd in fds {
+                        if self.fds.len() < self.max_fds {
+                            self.fds.push(fd);
+                        }
+                    }
+                    if !self.cut(&mut frames, limit) {
+                        return Received::Gone(frames);
+                    }
+                    if n < part.len() {
+                        break;
+                    }
+                }
+                Err(EAGAIN) => break,
+                Err(_) => return Received::Gone(frames),
+            }
+        }
+        Received::Frames(frames)
+    }
+
+    fn cut(&mut self, frames: &mut Vec<Frame>, limit: usize) -> bool {
+        let mut at = 0;
+        while self.input.len() - at >= HEADER {
+            let head = &self.input[at..at + HEADER];
+            let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+            if length > limit {
+                return false;
+            }
+            if self.input.len() - at < HEADER + length {
+                break;
+            }
+            let id = u32::from_le_bytes([head[5], head[6], head[7], head[8]]);
+            let payload = self.input[at + HEADER..at + HEADER + length].to_vec();
+            frames.push(Frame { kind: head[4], id, payload });
+            at += HEADER + length;
+        }
+        self.input.drain(..at);
+        true
+    }
+
+    pub fn send(&mut self, kind: u8, id: u32, payload: &[u8]) {
+        put_frame(&mut self.output, kind, id, payload);
+        self.flush();
+    }
+
+    /// A frame that carries a descriptor: at once, or not at all when the other end does not read.
+    pub fn send_fd(&mut self, kind: u8, id: u32, fd: i32) {
+        self.flush();
+        let mut frame = Vec::new();
+        put_frame(&mut frame, kind, id, &[]);
+        if self.is_sending() || sys::send_with_fds(self.fd.0, &frame, &[fd]) != Ok(frame.len()) {
+            self.output.extend_from_slice(&frame);
+        }
+    }
+
+    pub fn is_sending(&self) -> bool {
+        self.written < self.output.len()
+    }
+
+    pub fn waiting_bytes(&self) -> usize {
+        self.output.len() - self.written
+    }
+
+    /// Errors show when it is read from.
+    pub fn flush(&mut self) {
+        while self.is_sending() {
+            match sys::send_with_fds(self.fd.0, &self.output[self.written..], &[]) {
+                Ok(n) => self.written += n,
+                Err(_) => return,
+            }
+        }
+        self.output.clear();
+        self.written = 0;
+    }
+}

@@ -1,0 +1,148 @@
+/**
+ * The protocol of dsec-agent, this end: frames on a stream socket and values in their payloads. docs/agent-protocol.md is the
+ * specification, runtime/agent/src/wire.rs the other end.
+ */
+import { fail } from '../errors.ts';
+
+export const PROTOCOL_VERSION = 1;
+
+export const FRAME = {
+  // To the launcher.
+  launch: 1,
+  toClient: 2,
+  closeListener: 3,
+  prepare: 4,
+  cancel: 5,
+  // From it.
+  ready: 100,
+  started: 101,
+  ended: 102,
+  failed: 103,
+  client: 110,
+  clientSignal: 111,
+  clientGone: 112,
+  // To a client, by way of the launcher.
+  declined: 40,
+  accepted: 41,
+  output: 42,
+  exit: 43,
+} as const;
+
+/** Of a payload, both ways. */
+export const MAX_PAYLOAD_BYTES = 8 << 20;
+
+const HEADER_BYTES = 9;
+
+export interface Frame {
+  readonly kind: number;
+  readonly id: number;
+  readonly payload: Buffer;
+}
+
+export function frameBytes(kind: number, id: number, payload: Buffer): Buffer {
+  const header = Buffer.alloc(HEADER_BYTES);
+  header.writeUInt32LE(payload.length, 0);
+  header.writeUInt8(kind, 4);
+  header.writeUInt32LE(id, 5);
+  return Buffer.concat([header, payload]);
+}
+
+/** Cuts a stream into frames. */
+export class FrameParser {
+  private rest: Buffer = Buffer.alloc(0);
+
+  /** The frames that are whole now. @throws RUNTIME_AGENT_PROTOCOL */
+  push(bytes: Buffer): Frame[] {
+    this.rest = this.rest.length === 0 ? bytes : Buffer.concat([this.rest, bytes]);
+    const frames: Frame[] = [];
+    let at = 0;
+    while (this.rest.length - at >= HEADER_BYTES) {
+      const length = this.rest.readUInt32LE(at);
+      if (length > MAX_PAYLOAD_BYTES) throw fail('RUNTIME_AGENT_PROTOCOL', { problem: `a frame of ${length} bytes` });
+      const end = at + HEADER_BYTES + length;
+      if (this.rest.length < end) break;
+      const payload = this.rest.subarray(at + HEADER_BYTES, end);
+      frames.push({ kind: this.rest.readUInt8(at + 4), id: this.rest.readUInt32LE(at + 5), payload });
+      at = end;
+    }
+    this.rest = this.rest.subarray(at);
+    return frames;
+  }
+}
+
+/** Text is UTF-8. */
+export class PayloadWriter {
+  private readonly parts: Buffer[] = [];
+
+  u8(value: number): this {
+    return this.add(1, (buffer) => buffer.writeUInt8(value));
+  }
+  u16(value: number): this {
+    return this.add(2, (buffer) => buffer.writeUInt16LE(value));
+  }
+  u32(value: number): this {
+    return this.add(4, (buffer) => buffer.writeUInt32LE(value));
+  }
+  u64(value: bigint): this {
+    return this.add(8, (buffer) => buffer.writeBigUInt64LE(value));
+  }
+  bytes(value: Buffer | string): this {
+    const bytes = typeof value === 'string' ? Buffer.from(value) : value;
+    this.u32(bytes.length).parts.push(bytes);
+    return this;
+  }
+  list<T>(items: readonly T[], item: (value: T) => void): this {
+    this.u32(items.length);
+    for (const value of items) item(value);
+    return this;
+  }
+  done(): Buffer {
+    return Buffer.concat(this.parts);
+  }
+
+  private add(size: number, write: (buffer: Buffer) => void): this {
+    const buffer = Buffer.alloc(size);
+    write(buffer);
+    this.parts.push(buffer);
+    return this;
+  }
+}
+
+export class PayloadReader {
+  private readonly buffer: Buffer;
+  private at = 0;
+
+  constructor(buffer: Buffer) {
+    this.buffer = buffer;
+  }
+
+  u8(): number {
+    return this.take(1).readUInt8(0);
+  }
+  u16(): number {
+    return this.take(2).readUInt16LE(0);
+  }
+  u32(): number {
+    return this.take(4).readUInt32LE(0);
+  }
+  i32(): number {
+    return this.take(4).readInt32LE(0);
+  }
+  bytes(): Buffer {
+    return this.take(this.u32());
+  }
+  list<T>(item: () => T): T[] {
+    const count = this.u32();
+    const items: T[] = [];
+    for (let i = 0; i < count; i++) items.push(item());
+    return items;
+  }
+
+  /** @throws RUNTIME_AGENT_PROTOCOL beyond the end */
+  private take(size: number): Buffer {
+    if (this.at + size > this.buffer.length)
+      throw fail('RUNTIME_AGENT_PROTOCOL', { problem: 'a payload that is too short' });
+    this.at += size;
+    return this.buffer.subarray(this.at - size, this.at);
+  }
+}

@@ -1,0 +1,175 @@
+/**
+ * The launcher that stays, and the door of the runtime service: a dsec-agent that listens on a unix socket, open to root alone. What
+ * comes through the door is a `ServiceClient`, whose standard streams stay with the launcher; sandboxes are launched with them.
+ *
+ * Each client ends in exactly one way: declined (before anything was done for it), told an exit status, or gone.
+ */
+import { spawn } from 'node:child_process';
+import { constants } from 'node:os';
+import type { Duplex } from 'node:stream';
+import { messageOf } from '#base';
+import type { AgentBinary } from '../backend/agent-binary.ts';
+import { FRAME } from '../backend/agent-wire.ts';
+import type { Backend } from '../backend/backend.ts';
+import { LauncherChannel } from '../backend/launcher-channel.ts';
+import { openOwnBackend } from '../backend/own-backend.ts';
+import { fail } from '../errors.ts';
+import type { TakeSignals } from '../sandbox/signal-forwarding.ts';
+import { type Greeting, parseGreeting } from './greeting.ts';
+
+export interface ServiceClient {
+  readonly pid: number;
+  readonly greeting: Greeting;
+  /** Sandboxes with the client's standard streams. */
+  readonly backend: Backend;
+  /** Aborted when the client has gone: nobody waits for its sandbox any more. */
+  readonly gone: AbortSignal;
+  /** All signals that it gets from now on, and those that came before. */
+  readonly takeSignals: TakeSignals;
+  /** It shall do it itself. Only before `accept`. */
+  decline(): void;
+  /** It is done here; from now on the client passes its signals on. Safe to call twice. */
+  accept(): void;
+  output(stream: 'stdout' | 'stderr', bytes: Buffer): void;
+  exit(status: number): void;
+}
+
+export interface ResidentLauncher {
+  /** Resolves when the launcher has ended, with all its sandboxes. */
+  readonly closed: Promise<void>;
+  /** No new clients. */
+  closeListener(): void;
+  /** Ends it, with its sandboxes and clients. */
+  close(): Promise<void>;
+}
+
+/** @throws RUNTIME_LAUNCHER_GONE when it cannot listen at `socket` */
+export async function startResidentLauncher(
+  agent: AgentBinary,
+  socket: string,
+  onClient: (client: ServiceClient) => void,
+): Promise<ResidentLauncher> {
+  const child = spawn(agent.path, ['launch', socket], {
+    cwd: '/',
+    env: {},
+    // Its complaints are ours. It is not interrupted with us at a terminal: we end it.
+    stdio: ['ignore', 'ignore', 'inherit', 'pipe'],
+    detached: true,
+  });
+  let problem = 'it could not be started';
+  const exited = new Promise<void>((resolve) => {
+    child.once('error', (error) => {
+      problem = messageOf(error);
+      resolve();
+    });
+    child.once('exit', () => resolve());
+  });
+  const socketOf = child.stdio?.[3] as Duplex | null | undefined;
+  if (socketOf === null || socketOf === undefined) throw fail('RUNTIME_LAUNCHER_GONE', { reason: problem });
+  const clients = new Map<number, Client>();
+  const channel: LauncherChannel = new LauncherChannel(socketOf, {
+    greeted(id, pid, payload) {
+      const greeting = parseGreeting(payload);
+      if (greeting === undefined || greeting.build !== agent.build) return channel.toClient(id, FRAME.declined);
+      const client = new Client(channel, id, pid, greeting, () => clients.delete(id));
+      clients.set(id, client);
+      onClient(client);
+    },
+    signalled: (id, number) => clients.get(id)?.signalled(number),
+    gone: (id) => clients.get(id)?.leave(),
+  });
+  const closed = (async () => {
+    await Promise.all([channel.closed, exited]);
+    for (const client of [...clients.values()]) client.leave();
+  })();
+  await channel.ready;
+  return {
+    closed,
+    closeListener: () => channel.closeListener(),
+    async close() {
+      channel.close();
+      await closed;
+    },
+  };
+}
+
+class Client implements ServiceClient {
+  readonly pid: number;
+  readonly greeting: Greeting;
+  readonly backend: Backend;
+  private readonly channel: LauncherChannel;
+  private readonly id: number;
+  private readonly forget: () => void;
+  private readonly leaving = new AbortController();
+  private accepted = false;
+  private ended = false;
+  private handler: ((signal: NodeJS.Signals) => void) | undefined;
+  private readonly early: NodeJS.Signals[] = [];
+
+  constructor(channel: LauncherChannel, id: number, pid: number, greeting: Greeting, forget: () => void) {
+    this.channel = channel;
+    this.id = id;
+    this.pid = pid;
+    this.greeting = greeting;
+    this.forget = forget;
+    this.backend = openOwnBackend(undefined, { channel, client: id });
+  }
+
+  get gone(): AbortSignal {
+    return this.leaving.signal;
+  }
+
+  readonly takeSignals: TakeSignals = (handler) => {
+    this.handler = handler;
+    for (const signal of this.early.splice(0)) handler(signal);
+  };
+
+  decline(): void {
+    if (this.accepted) throw new Error('a client that was accepted is declined');
+    this.end(FRAME.declined);
+  }
+
+  accept(): void {
+    if (this.accepted || this.ended) return;
+    this.accepted = true;
+    this.channel.toClient(this.id, FRAME.accepted);
+  }
+
+  output(stream: 'stdout' | 'stderr', bytes: Buffer): void {
+    if (this.ended) return;
+    this.accept();
+    this.channel.toClient(this.id, FRAME.output, Buffer.concat([Buffer.from([stream === 'stdout' ? 1 : 2]), bytes]));
+  }
+
+  exit(status: number): void {
+    if (this.ended) return;
+    this.accept();
+    const payload = Buffer.alloc(4);
+    payload.writeInt32LE(status, 0);
+    this.end(FRAME.exit, payload);
+  }
+
+  signalled(number: number): void {
+    const signal = SIGNALS.get(number);
+    if (signal === undefined) return;
+    if (this.handler === undefined) this.early.push(signal);
+    else this.handler(signal);
+  }
+
+  leave(): void {
+    this.ended = true;
+    this.forget();
+    this.leaving.abort();
+  }
+
+  private end(kind: number, payload?: Buffer): void {
+    if (this.ended) return;
+    this.ended = true;
+    this.channel.toClient(this.id, kind, payload);
+    this.forget();
+  }
+}
+
+const SIGNALS: ReadonlyMap<number, NodeJS.Signals> = new Map(
+  Object.entries(constants.signals).map(([name, number]) => [number, name as NodeJS.Signals]),
+);
