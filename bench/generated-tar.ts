@@ -44,7 +44,7 @@ export function writeLargeFiles(path: string, totalBytes: number): LayoutLayer {
   return out.close();
 }
 
-class TarFile {
+export class TarFile {
   readonly #path: string;
   readonly #fd: number;
   readonly #hash = createHash('sha256');

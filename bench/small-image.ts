@@ -29,11 +29,12 @@ export async function writeSmallImage(folder: string): Promise<SmallImage> {
   return { layout: writeLayout(join(folder, 'layout'), 'small', layers, ['sh']), layers };
 }
 
-function busyboxLayer(folder: string): Promise<MachineLayer> {
+/** A layer with a shell, and where container runtimes mount. */
+export function busyboxLayer(folder: string, applets: readonly string[] = APPLETS): Promise<MachineLayer> {
   const root = join(folder, 'busybox');
   for (const path of FOLDERS) mkdirSync(join(root, path), { recursive: true });
   copyFileSync(findBusybox()!, join(root, 'bin/busybox'));
-  for (const applet of APPLETS) symlinkSync('busybox', join(root, 'bin', applet));
-  const paths = [...FOLDERS, '/bin/busybox', ...APPLETS.map((applet) => `/bin/${applet}`)].sort();
+  for (const applet of applets) symlinkSync('busybox', join(root, 'bin', applet));
+  const paths = [...FOLDERS, '/bin/busybox', ...applets.map((applet) => `/bin/${applet}`)].sort();
   return writeLayer(paths, join(folder, 'busybox.tar.gz'), root);
 }

@@ -31,6 +31,8 @@ export interface ChunkCacheOptions {
   readonly minFreeBytes?: number;
   /** Reads of the source at a time. */
   readonly maxInFlight?: number;
+  /** How long a reader waits for a read that was sent ahead of him before his chunk is fetched for him alone; a second. */
+  readonly patienceMs?: number;
   /** After the disk refused to take more, the time until it is tried again. */
   readonly diskRetryMs?: number;
   /** How often the watermarks are looked at when nothing is written. */
@@ -106,6 +108,7 @@ export class ChunkCache {
     this.#fetcher = new Fetcher({
       source: options.source,
       maxInFlight: sizes.maxInFlight,
+      patienceMs: options.patienceMs ?? 1000,
       counters: this.#counters,
       hasRoom: () => this.#hasRoom(),
     });

@@ -16,12 +16,15 @@ import type { MemoryLevel } from './memory-level.ts';
 import type { BlobFacts, FetchPriority } from './range-source.ts';
 import { ReadAhead } from './read-ahead.ts';
 import type { Counters } from './stats.ts';
+import { chunkBytesOf } from './stored-chunks.ts';
 import type { UseClock } from './use-clock.ts';
 
 /** Room for the chunk number beside the blob's in a key of the memory level. */
 const KEYS_A_BLOB = 2 ** 26;
 /** Chunks that one call of `prefetch` has on its way at a time. */
 const PREFETCH_CHUNKS = 256;
+/** Chunks that may fail before it gives up: one that is wrong in the store must not keep the others from coming. */
+const PREFETCH_FAILURES = 32;
 
 export interface ByteRange {
   readonly offset: number;
@@ -93,6 +96,11 @@ export class CachedBlob implements FetchTarget {
   /** A byte a chunk: 0 never fetched, 1 (FETCHED_INTERACTIVE) or 2 (FETCHED_PREFETCH) by who made it come; kept over restarts. */
   get fetched(): Uint8Array {
     return this.#disk.states.fetched;
+  }
+
+  /** Presence, `touched` and `fetched` of every chunk, a byte each, as the map on disk has them. */
+  chunkBytes(): Buffer {
+    return chunkBytesOf(this.#disk.states);
   }
 
   chunkState(index: number): 'cold' | 'disk' | 'memory' {
@@ -174,13 +182,13 @@ export class CachedBlob implements FetchTarget {
 
   /**
    * Brings ranges into the cache, in the order given, behind what readers wait for. Resolves when all have come.
-   * @throws what the source throws, the signal's reason
+   * @throws what the source throws, when what else can be had has come, or a number of chunks has failed; the signal's reason
    */
   async prefetch(ranges: readonly ByteRange[], options: { readonly signal?: AbortSignal } = {}): Promise<void> {
     const onTheWay = new Set<Promise<void>>();
     const failures: unknown[] = [];
     for (const index of this.#chunksOf(ranges)) {
-      if (failures.length > 0) break;
+      if (failures.length >= PREFETCH_FAILURES || options.signal?.aborted === true) break;
       if (this.chunkState(index) !== 'cold') continue;
       const one = this.#around.fetcher.fetch(this, index, 'prefetch', options.signal).then(
         () => void onTheWay.delete(one),

@@ -6,6 +6,7 @@
  * room (capacity, free space, or the disk says ENOSPC), the batch is let go: its chunks live in memory only and reads go on. After a
  * pause it is tried again, so that caching comes back by itself when space does.
  */
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { systemCode } from '#base';
 import { CHUNK_BYTES } from './chunk.ts';
 import { COLD } from './chunk-states.ts';
@@ -121,8 +122,8 @@ export class DiskKeeper {
   }
 
   async #run(): Promise<void> {
-    // What comes in during this turn of the event loop belongs to the first batch.
-    await Promise.resolve();
+    // What comes in during this turn of the event loop belongs to the first batch; and whoever waits for it has his answer first.
+    await nextTurn();
     while (this.#queue.length > 0 || this.#tasks.length > 0) {
       for (const task of this.#tasks.splice(0)) await task();
       const batch = this.#takeBatch();

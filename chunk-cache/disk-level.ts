@@ -33,12 +33,17 @@ import { COLD } from './chunk-states.ts';
 import { DiskBlob } from './disk-blob.ts';
 import { fail } from './errors.ts';
 
-const VERSION = 'v1';
+export const VERSION = 'v1';
 const TABLE_HEX_DIGITS = 32;
 /** Data files kept open. Node raises the soft limit of descriptors to the hard one; this stays well below both. */
 const OPEN_FILES = 256;
 /** Space of a data file that no map claims and that is not worth looking for: the file system's own blocks. */
 const SLACK_BYTES = 64 * 1024;
+
+/** What a blob's files are called, without their ends. */
+export function keyOf(digest: Digest, tableHash: Buffer): string {
+  return `${hexOf(digest)}-${tableHash.toString('hex').slice(0, TABLE_HEX_DIGITS)}`;
+}
 
 export class DiskLevel {
   readonly folder: string;
@@ -109,7 +114,7 @@ export class DiskLevel {
 
   /** The blob's place, with what is in it, or a new one. No file is made before there is something to write. */
   blobFor(subject: MapSubject): DiskBlob {
-    const key = `${hexOf(subject.digest)}-${subject.tableHash.toString('hex').slice(0, TABLE_HEX_DIGITS)}`;
+    const key = keyOf(subject.digest, subject.tableHash);
     const known = this.#blobs.get(key);
     if (known !== undefined && known.subject.sizeBytes === subject.sizeBytes) return known;
     // The same digests for another size: one of the two is made up. The later one has been checked against its digests' number.

@@ -4,6 +4,8 @@
  * - One flight a chunk, however many wait for it. A chunk that was asked for ahead and is now waited for becomes urgent.
  * - Neighbouring chunks that wait in the queue leave together, up to 4 MiB in one ranged read; urgent ones with urgent ones only, since
  *   whoever waits for the first byte should not wait for what nobody asked for yet.
+ * - A reader whose chunk was already on its way ahead of him waits for that, but not long: after `patienceMs` the chunk is fetched for him
+ *   alone as well, and what comes first counts. A prefetch that stalls must not stall who needs it.
  * - At most `maxInFlight` reads at a time. Urgent ones go first, and some places are kept from the others, so that a reader never
  *   waits for a prefetch to end. A read keeps its place until the disk has room in its queue for what came: memory stays bounded.
  * - Each chunk is verified; one with wrong bytes is fetched again alone, twice at most. Then CACHE_CHUNK_MISMATCH for those who wait
@@ -43,6 +45,10 @@ interface Ticket {
   priority: FetchPriority;
   waiters: number;
   run: Run | undefined;
+  /** It has come, or failed. */
+  over: boolean;
+  /** Until the chunk is fetched once more, for its reader alone. */
+  patience: NodeJS.Timeout | undefined;
   readonly promise: Promise<Buffer>;
   resolve(chunk: Buffer): void;
   reject(error: unknown): void;
@@ -58,6 +64,8 @@ interface Run {
 export interface FetcherOptions {
   readonly source: RangeSource;
   readonly maxInFlight: number;
+  /** How long a reader waits for a read that was not sent for him. */
+  readonly patienceMs: number;
   readonly counters: Counters;
   /** Resolves when what came has room. */
   hasRoom(): Promise<void>;
@@ -124,7 +132,18 @@ export class Fetcher {
     });
     // Those who wait hear of a failure; there may be none.
     promise.catch(() => {});
-    const ticket: Ticket = { target, index, priority, waiters: 0, run: undefined, promise, resolve, reject };
+    const ticket: Ticket = {
+      target,
+      index,
+      priority,
+      waiters: 0,
+      run: undefined,
+      over: false,
+      patience: undefined,
+      promise,
+      resolve,
+      reject,
+    };
     target.tickets.set(index, ticket);
     this.#queues[priority].add(ticket);
     return ticket;
@@ -133,6 +152,17 @@ export class Fetcher {
   #hurry(ticket: Ticket): void {
     ticket.priority = 'interactive';
     if (this.#queues.prefetch.delete(ticket)) this.#queues.interactive.add(ticket);
+    else ticket.patience = setTimeout(() => this.#fetchBeside(ticket), this.#options.patienceMs);
+  }
+
+  /** Its run goes on; the ticket belongs to whichever ends first. */
+  #fetchBeside(ticket: Ticket): void {
+    if (ticket.over || ticket.waiters === 0) return;
+    if (this.#runs.size < this.#options.maxInFlight) {
+      void this.#fly({ tickets: [ticket], priority: 'interactive', abort: new AbortController() });
+    } else {
+      ticket.patience = setTimeout(() => this.#fetchBeside(ticket), this.#options.patienceMs);
+    }
   }
 
   /** Somebody stopped waiting. */
@@ -222,6 +252,11 @@ export class Fetcher {
     const bad: { ticket: Ticket; actual: Buffer }[] = [];
     for (const [k, ticket] of tickets.entries()) {
       if (k > 0 && k % VERIFY_AT_ONCE === 0) await nextTurn();
+      // Another read has brought it meanwhile.
+      if (ticket.over) {
+        land(k);
+        continue;
+      }
       const chunk = bytes.subarray(k * CHUNK_BYTES, (k + 1) * CHUNK_BYTES);
       const actual = sha256(chunk);
       if (actual.equals(chunkDigest(target.chunkDigests, ticket.index))) {
@@ -239,12 +274,14 @@ export class Fetcher {
   /** A chunk that came wrong, alone. Its failure is its own. */
   async #again(run: Run, ticket: Ticket, firstActual: Buffer): Promise<void> {
     const { target, index } = ticket;
+    if (ticket.over) return;
     const expected = chunkDigest(target.chunkDigests, index);
     let actual = firstActual;
     try {
       for (let tries = 1; tries < TRIES; tries++) {
         const chunk = await this.#read(run, index, 1);
         actual = sha256(chunk);
+        if (ticket.over) return;
         if (actual.equals(expected)) {
           this.#deliver(ticket, chunk);
           target.landed(index, chunk);
@@ -280,12 +317,20 @@ export class Fetcher {
   }
 
   #deliver(ticket: Ticket, chunk: Buffer): void {
+    this.#end(ticket);
     ticket.target.arrived(ticket.index, chunk, ticket.priority);
     if (ticket.target.tickets.get(ticket.index) === ticket) ticket.target.tickets.delete(ticket.index);
     ticket.resolve(chunk);
   }
 
+  #end(ticket: Ticket): void {
+    ticket.over = true;
+    clearTimeout(ticket.patience);
+  }
+
   #settle(ticket: Ticket, error: unknown): void {
+    if (ticket.over) return;
+    this.#end(ticket);
     if (ticket.target.tickets.get(ticket.index) === ticket) ticket.target.tickets.delete(ticket.index);
     // Those that were delivered have been resolved already.
     ticket.reject(error);

@@ -7,4 +7,5 @@ export { chunkCacheErrors } from './errors.ts';
 export { type Evictable, EvictionPolicy } from './eviction.ts';
 export type { BlobFacts, FetchPriority, RangeSource } from './range-source.ts';
 export type { CacheStats } from './stats.ts';
+export { type ChunkFacts, chunkFacts, readStoredChunks } from './stored-chunks.ts';
 export { UseClock } from './use-clock.ts';

@@ -8,6 +8,12 @@ export const controlErrors = {
     exit: 2,
     http: 400,
   },
+  CLI_DISK_SNAPSHOT: {
+    message: 'disk {disk} has no snapshot {snapshot}: {known}',
+    hint: 'dsec disk ls shows the snapshots of each disk',
+    exit: 4,
+    http: 404,
+  },
   CLI_DURATION: {
     message: '{option} {text}: not a time',
     hint: 'give a number with a unit: 90s, 15m, 1h, 7d',
@@ -29,7 +35,7 @@ export const controlErrors = {
   CLI_INPUT_UNREADABLE: {
     message: 'cannot read {path}: {reason}',
     hint: 'check the path and its permissions',
-    exit: 3,
+    exit: 2,
     http: 400,
   },
   CLI_NOT_UTF8: {
@@ -43,6 +49,12 @@ export const controlErrors = {
     hint: 'where stdout leads to is full or cannot be written: send it elsewhere',
     exit: 1,
     http: 500,
+  },
+  CLI_OUTPUT_EXISTS: {
+    message: '{path} is there already',
+    hint: 'name another file, or remove that one first',
+    exit: 1,
+    http: 409,
   },
   CLI_SIZE: {
     message: '{option} {text}: not a size',
@@ -85,6 +97,24 @@ export const controlErrors = {
     hint: 'install it with `apt-get install {package}`, or run npm start as root, which does',
     exit: 5,
     http: 501,
+  },
+  SERVE_NEEDS_ROOT: {
+    message: 'the runtime service needs root: it mounts file systems and makes namespaces',
+    hint: 'type: sudo dsec serve runtime',
+    exit: 5,
+    http: 403,
+  },
+  SERVE_NO_LAUNCHER: {
+    message: 'the runtime service needs dsec-agent, which is not built, or from other sources than those here',
+    hint: 'node scripts/setup.mjs builds it where there is a Rust compiler (apt-get install rustc)',
+    exit: 5,
+    http: 501,
+  },
+  SERVE_RUNS_ALREADY: {
+    message: 'a runtime service runs already, at {socket}',
+    hint: 'end that one with SIGTERM, or name another run folder with $DSEC_RUN',
+    exit: 1,
+    http: 409,
   },
 } as const;
 

@@ -3,28 +3,37 @@
  *
  *   layers -> spools (in parallel: read, verify, inflate, parse)        layer/spool-layer.ts
  *          -> one tree, layer by layer, cut into groups                 tree/overlay-merge.ts, tree/collapse-plan.ts
- *          -> per group: live data -> blob and digests                  erofs/data-blob.ts, layer/hash-runs.ts
+ *          -> per group: live data -> blob and digests                  erofs/data-blob.ts, layer/make-blob.ts
  *                        metadata image                                 erofs/writer.ts
  *          -> the sink
  *
  * A `Converter` remembers spools and groups, so that images converted by the same one do shared work once.
  */
 
-import { closeSync, openSync, readSync } from 'node:fs';
-import { link, rm } from 'node:fs/promises';
+import { link, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import { digestFromHex, digestOf, type Progress, silent, systemCode } from '#base';
-import { type DataPlacement, placeInLayerBlobs, placeInOneBlob } from './erofs/data-blob.ts';
-import { ErofsWriter, type TailReader } from './erofs/writer.ts';
+import { type ByteString, digestFromHex, digestOf, type Progress, silent, systemCode } from '#base';
+import { type BlobDigests, sha256Fallback } from '#linux';
+import {
+  type DataPlacement,
+  type FileOrder,
+  placeInLayerBlobs,
+  placeInOneBlob,
+  placeInOrderedLayerBlobs,
+  type SpoolFile,
+} from './erofs/data-blob.ts';
+import { ErofsWriter } from './erofs/writer.ts';
 import { fail } from './errors.ts';
 import type { CodecName } from './layer/cluster-codec.ts';
-import type { FollowResult, Run, SpoolResult } from './layer/layer-job.ts';
+import type { Run, SpoolJob, SpoolResult } from './layer/layer-job.ts';
 import { LayerPool } from './layer/layer-pool.ts';
 import { decodeData, type FileData } from './layer/spool-format.ts';
 import { type SpoolTarget, spoolEntries } from './layer/spool-layer.ts';
+import { SpoolTails } from './layer/spool-tails.ts';
 import type { BuiltLayer, LayerSink } from './layer-sink.ts';
 import type { SourceImage, SourceLayer } from './source/image-source.ts';
 import { startsGroup } from './tree/collapse-plan.ts';
+import type { Node } from './tree/file-tree.ts';
 import { GroupView } from './tree/group-view.ts';
 import { OverlayTree } from './tree/overlay-merge.ts';
 
@@ -38,6 +47,10 @@ export const DEFAULT_COLLAPSE_LIMIT_BYTES = 3 * 2 ** 30;
  * of the same tree; bench/inline-limit.bench.ts has the sweep.
  */
 export const DEFAULT_INLINE_LIMIT_BYTES = 3072;
+/** With so many cores or fewer, layers are stacked. */
+const STACKING_CORES = 2;
+/** Bytes of tar for a byte of layer: above this, a stack that becomes two groups after all is written twice. */
+const LIKELY_GAIN = 4;
 /** A tail must fit into a block behind an inode with a few attributes. */
 export const MAX_INLINE_LIMIT_BYTES = 4000;
 
@@ -47,6 +60,8 @@ export interface ConvertOptions {
   readonly collapseLimitBytes?: number;
   readonly inlineLimitBytes?: number;
   readonly compress?: CodecName;
+  /** Paths of files that a start reads, in that order: they come first in the data blobs. */
+  readonly profile?: readonly ByteString[];
   readonly progress?: Progress;
   readonly signal?: AbortSignal;
 }
@@ -82,11 +97,11 @@ export interface ConvertStats {
 interface Spool extends SpoolResult {
   /** Whether `.wh.` names in it are whiteouts. */
   readonly isTar: boolean;
-  /** Of the data spool as a whole, where it was hashed while it was written. */
-  readonly digests: FollowResult | undefined;
   readonly dataPath: string;
   readonly tailPath: string;
   readonly records: readonly FileData[];
+  /** Where its data lies with that of other layers: the digests of all of it, once all of it is in the file. */
+  readonly stack: Promise<BlobDigests> | undefined;
 }
 
 interface SpoolUse {
@@ -125,7 +140,9 @@ export class Converter {
 
   async convert(image: SourceImage, options: ConvertImageOptions = {}): Promise<ConvertedImage> {
     this.#singleLayer = image.layers.length === 1;
-    const uses = image.layers.map((layer, number) => this.#use(layer, number));
+    const uses = this.#canStack(image, options)
+      ? this.#useStack(image.layers)
+      : image.layers.map((layer, number) => this.#use(layer, number));
     try {
       return await this.#convert(uses, options);
     } catch (error) {
@@ -222,24 +239,78 @@ export class Converter {
   }
 
   async #spool(layer: SourceLayer, number: number): Promise<Spool> {
-    const id = this.#files++;
-    const dataPath = join(this.#sink.workDir, `layer-${id}.data`);
-    const tailPath = join(this.#sink.workDir, `layer-${id}.tails`);
-    const target = {
-      layer: number,
-      dataPath,
-      tailPath,
-      tailLimitBytes: Math.min(this.#options.inlineLimitBytes ?? DEFAULT_INLINE_LIMIT_BYTES, MAX_INLINE_LIMIT_BYTES),
-      codec: this.#options.compress,
-    };
-    const report = (phase: string, doneBytes?: number, totalBytes?: number) =>
-      this.#progress({ task: layer.label, phase, doneBytes, totalBytes: totalBytes ?? layer.sizeBytes });
+    const target = this.#target(number, this.#newFile('data'));
+    const report = this.#reporter(layer);
     const onProgress = (doneBytes: number) => report('convert', doneBytes);
     report('wait');
     const result = await this.#runSpool(layer, target, onProgress);
     report('done', result.blobBytes, result.blobBytes);
     const isTar = layer.input.kind === 'file' || layer.input.kind === 'stream';
-    return { ...result, isTar, dataPath, tailPath, records: decodeData(result.index.data, number) };
+    return this.#spooled(result, target, isTar, undefined);
+  }
+
+  #target(layer: number, dataPath: string): SpoolTarget {
+    return {
+      layer,
+      dataPath,
+      tailPath: this.#newFile('tails'),
+      tailLimitBytes: Math.min(this.#options.inlineLimitBytes ?? DEFAULT_INLINE_LIMIT_BYTES, MAX_INLINE_LIMIT_BYTES),
+      codec: this.#options.compress,
+      becomesBlob: this.#spoolsBecomeBlobs,
+    };
+  }
+
+  #reporter(layer: SourceLayer) {
+    return (phase: string, doneBytes?: number, totalBytes?: number) =>
+      this.#progress({ task: layer.label, phase, doneBytes, totalBytes: totalBytes ?? layer.sizeBytes });
+  }
+
+  #spooled(result: SpoolResult, target: SpoolTarget, isTar: boolean, stack: Spool['stack']): Spool {
+    const { dataPath, tailPath, layer } = target;
+    return { ...result, isTar, dataPath, tailPath, stack, records: decodeData(result.index.data, layer) };
+  }
+
+  /**
+   * Layers on top of each other in one file that becomes the blob, so that nothing is written twice. Inflating one layer keeps
+   * one core busy and what follows another: where there are more, or a layer comes over a network, layers are better
+   * converted side by side. What dies in a lower layer makes the blob another one, written anew.
+   */
+  #canStack({ layers }: SourceImage, { cuts }: ConvertImageOptions): boolean {
+    const { collapse, collapseLimitBytes = DEFAULT_COLLAPSE_LIMIT_BYTES, compress } = this.#options;
+    if (this.#pool.size > STACKING_CORES || sha256Fallback() !== undefined || this.#profile !== undefined) return false;
+    if (layers.length < 2 || collapse === 'metadata' || compress !== undefined || (cuts?.size ?? 0) > 0) return false;
+    const keys = layers.map(keyOf);
+    const alone = keys.every(
+      (key) => key !== undefined && !this.#spools.has(key) && (this.#expected.get(key) ?? 0) <= 1,
+    );
+    if (!alone || new Set(keys).size < keys.length || layers.some(({ input }) => input.kind !== 'file')) return false;
+    return LIKELY_GAIN * sum(layers.map(({ sizeBytes }) => sizeBytes ?? 0)) <= collapseLimitBytes;
+  }
+
+  #useStack(layers: readonly SourceLayer[]): SpoolUse[] {
+    const dataPath = this.#newFile('data');
+    const reports = layers.map((layer) => this.#reporter(layer));
+    for (const report of reports) report('wait');
+    const targets = layers.map((_, number) => this.#target(number, dataPath));
+    const jobs = layers.map((layer, number): SpoolJob => {
+      const { label, prefix, compression, digest, sizeBytes, diffId, input } = layer;
+      if (input.kind !== 'file') throw new Error('only files are stacked');
+      return { ...targets[number]!, op: 'spool', label, prefix, compression, digest, sizeBytes, diffId, source: input };
+    });
+    const stack = this.#pool.stack({ op: 'stack', layers: jobs, dataPath }, (doneBytes, part) =>
+      reports[part]!('convert', doneBytes),
+    );
+    stack.digests.catch(() => {});
+    return layers.map((layer, number) => {
+      const spool = stack.layers[number]!.then((result) => {
+        reports[number]!('done', result.blobBytes, result.blobBytes);
+        return this.#spooled(result, targets[number]!, true, stack.digests);
+      });
+      const use: SpoolUse = { spool, uses: 1 };
+      this.#labels.set(use, layer.label);
+      this.#spools.set(keyOf(layer)!, use);
+      return use;
+    });
   }
 
   #runSpool(layer: SourceLayer, target: SpoolTarget, onProgress: (doneBytes: number) => void) {
@@ -248,19 +319,19 @@ export class Converter {
       return spoolEntries(target, async (handler) => {
         const { notes } = await input.read(handler);
         return { diffId: undefined, blobBytes: handler.fileBytes, tarBytes: handler.fileBytes, notes };
-      }).then((result) => ({ ...result, digests: undefined }));
+      });
     }
     const { label, prefix, compression, digest, sizeBytes, diffId } = layer;
     return this.#pool.spool({
       job: { ...target, op: 'spool', label, prefix, compression, digest, sizeBytes, diffId },
       source: input,
-      follow: this.#spoolsBecomeBlobs,
       onProgress,
     });
   }
 
   /** Whether data spools will probably be data blobs as they are: then they are hashed while they are written. */
   get #spoolsBecomeBlobs(): boolean {
+    if (this.#profile !== undefined) return false;
     return this.#options.collapse === 'metadata' || this.#options.collapseLimitBytes === 0 || this.#singleLayer;
   }
 
@@ -285,8 +356,10 @@ export class Converter {
   }
 
   async #buildGroup(tree: OverlayTree, spools: readonly Spool[]): Promise<BuiltLayer> {
-    const files = spools.map((s) => ({ path: s.dataPath, dataBytes: s.dataBytes }));
-    const tails = new SpoolTails(spools);
+    // Spools are read from here on: what is stacked has to be in its file.
+    await Promise.all(spools.map((spool) => spool.stack));
+    const files = spools.map((s) => ({ path: s.dataPath, dataOffset: s.dataOffset, dataBytes: s.dataBytes }));
+    const tails = new SpoolTails(spools.map((spool) => spool.tailPath));
     const metaPath = this.#newFile('meta');
     try {
       const writer = new ErofsWriter({
@@ -295,8 +368,7 @@ export class Converter {
         tails,
         codec: this.#options.compress,
       });
-      const placement =
-        this.#options.collapse === 'metadata' ? placeInLayerBlobs(files) : placeInOneBlob(writer.liveData, files);
+      const placement = this.#place(tree, writer, spools, files);
       this.#progress({ task: 'erofs', phase: 'write', note: `${writer.inodeCount} inodes` });
       const devices = await Promise.all(placement.devices.map((device) => this.#buildDevice(device, spools)));
       const { sizeBytes, hex } = writer.write(
@@ -312,17 +384,35 @@ export class Converter {
     }
   }
 
+  get #profile(): readonly ByteString[] | undefined {
+    const { profile } = this.#options;
+    return profile === undefined || profile.length === 0 ? undefined : profile;
+  }
+
+  #place(
+    tree: OverlayTree,
+    { liveData }: ErofsWriter,
+    spools: readonly Spool[],
+    files: readonly SpoolFile[],
+  ): DataPlacement {
+    const order = this.#profile === undefined ? undefined : orderOf(tree, this.#profile);
+    if (this.#options.collapse !== 'metadata') return placeInOneBlob(liveData, files, order);
+    if (order === undefined) return placeInLayerBlobs(files);
+    return placeInOrderedLayerBlobs(
+      files,
+      spools.map(({ records }) => records),
+      order,
+    );
+  }
+
   async #buildDevice({ runs }: DataPlacement['devices'][number], spools: readonly Spool[]) {
     const sizeBytes = sum(runs.map((run) => run.length));
-    const [run] = runs;
-    const whole =
-      runs.length === 1 && run!.offset === 0
-        ? spools.find((spool) => spool.dataPath === run!.path && spool.dataBytes === sizeBytes)
-        : undefined;
+    const whole = await this.#wholeFile(runs, spools);
     const path = this.#newFile('blob');
     // The spool stays readable for groups above that link to its files; a second name goes to the sink.
-    if (whole !== undefined) await link(whole.dataPath, path);
-    const { hex, digests } = whole?.digests ?? (await this.#hash(runs, whole === undefined ? path : undefined));
+    if (whole !== undefined) await link(whole.path, path);
+    const { hex, digests } =
+      whole?.digests ?? (await this.#pool.run({ op: 'blob', runs, out: whole === undefined ? path : undefined }));
     const digest = digestFromHex(hex);
     await this.#sink.putFile(path, digest, sizeBytes);
     const chunkDigests = Buffer.from(digests);
@@ -333,12 +423,19 @@ export class Converter {
     };
   }
 
-  async #hash(runs: readonly Run[], out: string | undefined): Promise<FollowResult> {
-    const [hex, { digests }] = await Promise.all([
-      this.#pool.run({ op: 'digest', runs }),
-      this.#pool.run({ op: 'chunks', runs, out }),
-    ]);
-    return { hex, digests };
+  /** The file that the runs are, from its first to its last byte, if they are one. */
+  async #wholeFile(
+    runs: readonly Run[],
+    spools: readonly Spool[],
+  ): Promise<{ readonly path: string; readonly digests: BlobDigests | undefined } | undefined> {
+    const [run] = runs;
+    if (runs.length !== 1 || run!.offset !== 0) return undefined;
+    const parts = spools.filter((spool) => spool.dataPath === run!.path);
+    // A later group may have put more behind it.
+    const { stack } = parts[0]!;
+    const fileBytes = stack === undefined ? parts[0]!.dataBytes : (await stat(run!.path)).size;
+    if (fileBytes !== run!.length) return undefined;
+    return { path: run!.path, digests: stack === undefined ? parts[0]!.digests : await stack };
   }
 
   #newFile(kind: string): string {
@@ -346,55 +443,22 @@ export class Converter {
   }
 }
 
+/** The data of the files that the tree has at these paths; links are not followed, paths that name no file are passed by. */
+function orderOf(tree: OverlayTree, profile: readonly ByteString[]): FileOrder {
+  const order = new Map<FileData, number>();
+  for (const path of profile) {
+    let node: Node | undefined = tree.root;
+    for (const name of path.split('/')) {
+      if (name !== '') node = node?.kind === 'dir' ? node.children.get(name) : undefined;
+    }
+    if (node?.kind === 'file' && node.data !== undefined && !order.has(node.data)) order.set(node.data, order.size);
+  }
+  return order;
+}
+
 /** What makes two layers the same one, if that can be told beforehand. */
 function keyOf(layer: SourceLayer): string | undefined {
   return layer.diffId ?? layer.digest;
-}
-
-/** Inline tails, read from the spools in blocks: they lie there in the order of the layer, which is nearly that of the tree. */
-class SpoolTails implements TailReader {
-  static readonly #BLOCK_BYTES = 1 << 16;
-  static readonly #MAX_BLOCKS = 256;
-  readonly #spools: readonly Spool[];
-  readonly #fds = new Map<string, number>();
-  readonly #blocks = new Map<string, Buffer>();
-
-  constructor(spools: readonly Spool[]) {
-    this.#spools = spools;
-  }
-
-  read(data: FileData, into: Buffer): void {
-    const path = this.#spools[data.layer]!.tailPath;
-    for (let done = 0; done < into.length; ) {
-      const position = data.tailOffset + done;
-      const block = this.#block(path, Math.floor(position / SpoolTails.#BLOCK_BYTES));
-      const from = position % SpoolTails.#BLOCK_BYTES;
-      const n = block.copy(into, done, from, Math.min(block.length, from + into.length - done));
-      if (n === 0) throw new Error(`${path} ends early`);
-      done += n;
-    }
-  }
-
-  #block(path: string, number: number): Buffer {
-    const key = `${path}:${number}`;
-    const known = this.#blocks.get(key);
-    if (known !== undefined) return known;
-    let fd = this.#fds.get(path);
-    if (fd === undefined) {
-      fd = openSync(path, 'r');
-      this.#fds.set(path, fd);
-    }
-    const bytes = Buffer.allocUnsafe(SpoolTails.#BLOCK_BYTES);
-    const n = readSync(fd, bytes, 0, bytes.length, number * bytes.length);
-    if (this.#blocks.size >= SpoolTails.#MAX_BLOCKS) this.#blocks.delete(this.#blocks.keys().next().value!);
-    const block = bytes.subarray(0, n);
-    this.#blocks.set(key, block);
-    return block;
-  }
-
-  close(): void {
-    for (const fd of this.#fds.values()) closeSync(fd);
-  }
 }
 
 function sum(numbers: readonly number[]): number {

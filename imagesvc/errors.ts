@@ -135,6 +135,12 @@ export const imagesvcErrors = {
     exit: 1,
     http: 500,
   },
+  DATA_TOO_MANY_LAYERS: {
+    message: 'the layer server of this node has shown {limit} layers and has no numbers left',
+    hint: 'unmount what it shows ("dsec mounts"); some minutes later a new one begins anew',
+    exit: 1,
+    http: 503,
+  },
   EROFS_CORRUPT: {
     message: '{image}: {where}: {problem}',
     hint: REPAIR,
@@ -261,6 +267,12 @@ export const imagesvcErrors = {
     hint: 'use another folder, or unmount that one first: two mounts on one upper would corrupt it',
     exit: 1,
     http: 409,
+  },
+  MOUNT_WITH: {
+    message: 'DSEC_MOUNT_WITH={wanted}: images can be mounted with {known}',
+    hint: 'unset it: what the machine has is found by itself',
+    exit: 2,
+    http: 500,
   },
   PACK_PATTERN: {
     message: 'pattern "{pattern}": {reason}',
@@ -414,6 +426,12 @@ export const imagesvcErrors = {
     hint: 'write http://HOST:PORT, https://HOST:PORT or unix:/path/of/socket',
     exit: 2,
     http: 400,
+  },
+  STATS_DENIED: {
+    message: 'the chunk cache {folder} cannot be read by this user',
+    hint: 'run the command with sudo',
+    exit: 5,
+    http: 403,
   },
   STORE_ACCESS: {
     message: 'no permission: {path} ({reason})',
@@ -612,6 +630,42 @@ export const imagesvcErrors = {
     hint: 'use a newer DSec, or another store',
     exit: 1,
     http: 409,
+  },
+  TRACE_DAMAGED: {
+    message: '{name} is no trace that can be used: {problem}',
+    hint: 'record it again with "dsec trace IMAGE -- COMMAND"; a kept one is removed with "dsec trace rm IMAGE NAME"',
+    exit: 3,
+    http: 422,
+  },
+  TRACE_NAME: {
+    message: '"{name}" is no name for a trace',
+    hint: 'use 1 to 64 of a-z 0-9 . -, beginning and ending with a letter or digit',
+    exit: 2,
+    http: 400,
+  },
+  TRACE_NONE: {
+    message: '{image} has no trace',
+    hint: 'record one: dsec trace {image} -- COMMAND',
+    exit: 4,
+    http: 404,
+  },
+  TRACE_NOT_FOUND: {
+    message: '{image} has no trace {name}',
+    hint: '"dsec trace ls {image}" lists those it has; "dsec trace {image} -- COMMAND" records one',
+    exit: 4,
+    http: 404,
+  },
+  TRACE_OTHER_IMAGE: {
+    message: '{name} is not a trace of {image}: {problem}',
+    hint: 'record one of this image: dsec trace {image} -- COMMAND',
+    exit: 3,
+    http: 409,
+  },
+  TRACE_TOO_LARGE: {
+    message: '{name}: {sizeBytes} bytes; a trace has at most {limit}',
+    hint: 'trace a shorter start: --stop-after ends the recording',
+    exit: 3,
+    http: 413,
   },
   TREE_LINK_LOOP: {
     message: '{image}: {path}: more than {limit} symbolic links on the way',

@@ -54,10 +54,12 @@ export {
   convertBatch,
   convertToStore,
 } from './convert/convert-to-store.ts';
+export { LAYERS } from './data-server/data-folders.ts';
 export {
   type DataReclaimReport,
   DataServer,
   type DataServerOptions,
+  type DataServerPrograms,
   type DataServerRow,
   type DataServerStatus,
   ensureDataServer,
@@ -71,12 +73,17 @@ export { nativeUnavailable, serveNative } from './data-server/native-transport.t
 export { connectFuse, serveRaw } from './data-server/raw-transport.ts';
 export type { BlobReader, ServedBlob, ViewHandle } from './data-server/served-blob.ts';
 export { imagesvcErrors } from './errors.ts';
-export { type CollectedNode, type CollectNodeOptions, collectNode } from './gc/collect-node.ts';
+export {
+  type CollectedNode,
+  type CollectNodeOptions,
+  collectCaches,
+  collectNode,
+  type SweptCaches,
+} from './gc/collect-node.ts';
 export { mountedBlobs } from './gc/mounted-blobs.ts';
-export type { SweptCaches } from './gc/sweep-caches.ts';
 export { type BlobFiles, storeBlobFiles } from './mount/blob-files.ts';
 export { openProven, type ProvenFile, recordProof } from './mount/blob-proof.ts';
-export type { Backing } from './mount/erofs-mount.ts';
+export { BACKINGS, type Backing } from './mount/erofs-mount.ts';
 export {
   listMounts,
   type Mounted,
@@ -99,6 +106,7 @@ export { type Aspect, type Change, changeJson, changeText, type DiffOptions, dif
 export { type Dump, type DumpTarget, dump, dumpText } from './reader/dump.ts';
 export { ErofsReader } from './reader/erofs-reader.ts';
 export { exportTar } from './reader/export-tar.ts';
+export { jsonText } from './reader/format-entry.ts';
 export { ImageTree, openTree, type PlacedExtent, type TreeStat, type WalkItem } from './reader/image-tree.ts';
 export type { Inode, Kind } from './reader/inode.ts';
 export { type ListOptions, list } from './reader/list.ts';
@@ -118,6 +126,8 @@ export {
 export type { ConvertRequest, JobResult, JobState, JobView, PackDiffRequest } from './server/jobs/job.ts';
 export { type ServeOptions, type Serving, serveImages } from './server/serve.ts';
 export { type Caller, ROLES, type Role, Tokens } from './server/tokens.ts';
+export { blobMapSvg, heatText, percent } from './stats/blob-map.ts';
+export { type BlobHeat, type DirectoryHeat, type HeatBytes, type ImageStats, imageStats } from './stats/image-stats.ts';
 export type { BlobStore, Descriptor, Hold, Ref, Staging } from './store/blob-store.ts';
 export { RetryAllowance, type RetryOptions, retryCall } from './store/decorators/retry-call.ts';
 export {
@@ -142,3 +152,31 @@ export { MemoryStore } from './store/memory-store.ts';
 export { defaultStoreUrl, openStore } from './store/open-store.ts';
 export { type RemoteSourceOptions, remoteRangeSource, storeRangeSource } from './store/store-range-source.ts';
 export { type SyncedImages, type SyncOptions, syncImages } from './sync/sync-images.ts';
+export { type TraceCoverage, traceCoverage, tracedNames } from './sync/trace-coverage.ts';
+export { joinRanges, mergeTraces } from './trace/merge-traces.ts';
+export { type PlannedRange, planPrefetch } from './trace/prefetch-plan.ts';
+export {
+  checkSize as checkTraceSize,
+  checkTraceOf,
+  formatTrace,
+  MAX_TRACE_BYTES,
+  parseTrace,
+  type Trace,
+  tracedBytes,
+  traceFrom,
+  traceJson,
+} from './trace/trace.ts';
+export { type RecordedRead, type RecordedReads, traceFromReads } from './trace/trace-from-reads.ts';
+export { TracePrefetch } from './trace/trace-prefetch.ts';
+export {
+  checkTraceName,
+  type KeptTrace,
+  keepTrace,
+  keptTraces,
+  listTraces,
+  mergedTrace,
+  readTrace,
+  removeTrace,
+  type TraceRow,
+  traceOf,
+} from './trace/trace-store.ts';

@@ -33,6 +33,11 @@ export const linuxErrors = {
     exit: 5,
     http: 422,
   },
+  LINUX_RING_FULL: {
+    message: 'the ring of {entries} submissions is full',
+    exit: 1,
+    http: 503,
+  },
   SYSCALL_DENIED: {
     message: '{call} {path}: {text} ({errno})',
     hint: 'run as root (CAP_SYS_ADMIN); inside a container, its seccomp or AppArmor profile may forbid the call too',

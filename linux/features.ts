@@ -22,6 +22,7 @@ import { SyscallError } from './errors.ts';
 import { type Call, call, type NumberedCall, syscall } from './libc.ts';
 import { createMount, fsconfigFlag, fsconfigString, fsopen } from './mount.ts';
 import { readMountInfo } from './mount-info.ts';
+import { sha256Fallback } from './sha256.ts';
 
 export interface Feature {
   readonly name: string;
@@ -61,8 +62,10 @@ export function detect(options: DetectOptions = {}): Feature[] {
   });
   return [
     row('kernel', 'everything', 'none: Linux 5.16 or newer is needed to mount', () => [atLeast(5, 16), release()]),
-    row('erofs', 'mounting images', 'images can be read and exported unmounted', () => filesystem('erofs')),
-    row('erofs file-backed', 'mounting images straight from files', 'loop devices', () => fileBacked(options.folder)),
+    row('erofs', 'mounting images', 'our reader behind FUSE', () => filesystem('erofs')),
+    row('erofs file-backed', 'mounting images straight from files', 'loop devices, else our reader behind FUSE', () =>
+      fileBacked(options.folder),
+    ),
     row('overlay', 'images of several layers, writable mounts', 'none: one layer at a time, read-only', () =>
       filesystem('overlay'),
     ),
@@ -73,7 +76,7 @@ export function detect(options: DetectOptions = {}): Feature[] {
       'mount(2): as many as fit in 4 KiB',
       lowerdirPlus,
     ),
-    row('loop devices', 'EROFS where it is not file-backed', 'none on kernels before 6.12', loopDevices),
+    row('loop devices', 'EROFS where it is not file-backed', 'our reader behind FUSE', loopDevices),
     row('fuse', 'lazy mounts: only what is read is fetched', 'pull into a folder store, mount that', () =>
       filesystem('fuse'),
     ),
@@ -86,7 +89,14 @@ export function detect(options: DetectOptions = {}): Feature[] {
       'reads in flight fail when it dies',
       () => [atLeast(6, 9), `by version: ${release()}`],
     ),
+    row(
+      'FUSE over io_uring',
+      'nothing: faster, but the kernel ends the connection, and with it all mounts, when the serving process dies',
+      'requests through /dev/fuse',
+      uringFuse,
+    ),
     row('EROFS directio', 'pages of lazy mounts cached once', 'they are cached twice', erofsDirectIo),
+    row('native sha256', 'hashing a blob and its chunks in one pass', 'node:crypto, in one pass each', nativeSha256),
     row('cgroups', 'keeping the processes of a sandbox together', 'none: crun and runc need them', cgroups),
     later('memory.reclaim', 'giving back memory of paused sandboxes', memoryReclaim),
     later('PSI', 'refusing new sandboxes under pressure', () => file('/proc/pressure/memory')),
@@ -108,20 +118,32 @@ export function atLeast(major: number, minor: number): boolean {
   return haveMajor > major || (haveMajor === major && haveMinor >= minor);
 }
 
-/** As root the module is loaded by asking; without root only what is loaded shows. */
-function filesystem(type: string): Found {
+/**
+ * Whether the kernel has a file system. As root its module is loaded by asking for it (the kernel does that by itself);
+ * without root only what is loaded shows.
+ */
+export function kernelHas(type: string): boolean {
   const listed = () =>
     readFileSync('/proc/filesystems', 'latin1')
       .split('\n')
       .some((line) => line.split('\t')[1] === type);
-  if (!listed() && isRoot()) {
-    try {
-      closeSync(fsopen(type));
-    } catch {
-      // Then it is not listed below either.
-    }
+  if (listed()) return true;
+  if (!isRoot()) return false;
+  try {
+    closeSync(fsopen(type));
+    return true;
+  } catch {
+    return listed();
   }
-  if (!listed()) return [false, isRoot() ? `modprobe ${type} finds none` : 'not loaded'];
+}
+
+function nativeSha256(): Found {
+  const reason = sha256Fallback();
+  return [reason === undefined, reason ?? 'SHA extensions'];
+}
+
+function filesystem(type: string): Found {
+  if (!kernelHas(type)) return [false, isRoot() ? `modprobe ${type} finds none` : 'not loaded'];
   if (type !== 'erofs') return [true, 'loaded'];
   const features = readFeatures('/sys/fs/erofs/features');
   return [true, features.length > 0 ? `loaded: ${features.join(', ')}` : 'loaded'];
@@ -196,6 +218,13 @@ function erofsDirectIo(): Found {
   } finally {
     closeSync(context);
   }
+}
+
+function uringFuse(): Found {
+  const path = '/sys/module/fuse/parameters/enable_uring';
+  if (!existsSync(path)) return [false, 'not in this kernel'];
+  const on = ['Y', '1'].includes(readFileSync(path, 'latin1').trim());
+  return [on, on ? 'switched on; not used' : 'switched off'];
 }
 
 function mountApi(): Found {

@@ -1,16 +1,32 @@
+export * from './capability.ts';
 export * from './errors.ts';
 export { linuxErrors } from './errors.ts';
-export { atLeast, type DetectOptions, detect, type Feature } from './features.ts';
+export { makeEventFd, raiseEventFd } from './eventfd.ts';
+export { atLeast, type DetectOptions, detect, type Feature, kernelHas } from './features.ts';
+export * from './io-uring.ts';
 export type { BytePath } from './libc.ts';
 export * from './lock.ts';
 export * from './loop.ts';
+export { addressOf, type Mapping, mapFile, mapPages } from './memory.ts';
 export * from './mount.ts';
 export * from './mount-info.ts';
-export { cachedBytes, dropCached } from './page-cache.ts';
+export { cachedBytes, dropCached, readAhead } from './page-cache.ts';
 export { peerOf } from './peer.ts';
 export { takeDescriptor } from './pidfd.ts';
 export * from './pipe.ts';
 export * from './process.ts';
+export { readNow } from './read-now.ts';
+export { sendNow } from './send-now.ts';
+export {
+  type BlobDigests,
+  type BlobMark,
+  type BlobSha256,
+  createBlobSha256,
+  createSha256,
+  type Sha256,
+  sha256Fallback,
+  updatePair,
+} from './sha256.ts';
 export * from './special.ts';
 export { startWriteback } from './writeback.ts';
 export * from './xattr.ts';

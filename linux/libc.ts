@@ -17,6 +17,8 @@ type Native = (...args: Argument[]) => number;
 interface Koffi {
   load(path: string | null): { func(name: string, result: string, args: readonly string[]): Native };
   errno(): number;
+  address(value: Buffer): bigint;
+  view(address: bigint, lengthBytes: number): ArrayBuffer;
 }
 
 interface Library {
@@ -70,6 +72,32 @@ export function call(spec: Call, args: Argument[], path: BytePath = ''): number 
     const errno = open().koffi.errno();
     if (errno !== EINTR) throw syscallError(spec.name, errno, path);
   }
+}
+
+/** A function bound once, for paths where each call counts: the caller looks at the result and asks for errno. */
+export interface Bound {
+  readonly call: Native;
+  /** Of the call before, on this thread. */
+  errno(): number;
+}
+
+export function bind(spec: {
+  readonly name: string;
+  readonly result: string;
+  readonly args: readonly string[];
+}): Bound {
+  const { handle, koffi } = open();
+  return { call: handle.func(spec.name, spec.result, spec.args), errno: () => koffi.errno() };
+}
+
+/** Where a Buffer's bytes are. */
+export function address(buffer: Buffer): bigint {
+  return open().koffi.address(buffer);
+}
+
+/** Memory at an address as an ArrayBuffer: it does not own it. */
+export function viewOf(at: number, lengthBytes: number): ArrayBuffer {
+  return open().koffi.view(BigInt(at), lengthBytes);
 }
 
 /** A call by number, for those libc has no function for. */

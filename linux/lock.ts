@@ -43,6 +43,17 @@ export function tryLock(path: string, mode: LockMode = 'exclusive'): FileLock | 
   }
 }
 
+/** Locks what the caller has open; the lock goes with the descriptor. False when another holder is in the way. */
+export function lockDescriptor(fd: number, mode: LockMode = 'exclusive'): boolean {
+  try {
+    call(FLOCK, [fd, (mode === 'exclusive' ? LOCK_EX : LOCK_SH) | LOCK_NB], `fd ${fd}`);
+    return true;
+  } catch (error) {
+    if (systemCode(error) === 'EAGAIN' || systemCode(error) === 'EWOULDBLOCK') return false;
+    throw error;
+  }
+}
+
 /**
  * Waits for the lock.
  * @throws LINUX_LOCK_TIMEOUT after `timeoutMs`, or the signal's reason

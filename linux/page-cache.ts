@@ -4,6 +4,7 @@ import { systemCode } from '#base';
 import { type Call, call, type NumberedCall, syscall } from './libc.ts';
 
 const POSIX_FADVISE: Call = { name: 'posix_fadvise', result: 'int', args: ['int', 'int64_t', 'int64_t', 'int'] };
+const POSIX_FADV_WILLNEED = 3;
 const POSIX_FADV_DONTNEED = 4;
 // Linux 6.5. Range {offset, length}, 0 meaning the whole file; result {cached, dirty, writeback, evicted, recently evicted}, pages.
 const CACHESTAT: NumberedCall = { name: 'cachestat', number: 451, args: ['int', 'void*', 'void*', 'uint'] };
@@ -15,6 +16,11 @@ export function dropCached(path: string): void {
     fdatasyncSync(fd);
     call(POSIX_FADVISE, [fd, 0, 0, POSIX_FADV_DONTNEED]);
   });
+}
+
+/** Has the kernel start reading the range into memory. A hint. */
+export function readAhead(fd: number, offset: number, length: number): void {
+  call(POSIX_FADVISE, [fd, offset, length, POSIX_FADV_WILLNEED]);
 }
 
 /** Bytes of the file in the page cache; undefined where the kernel cannot tell. */

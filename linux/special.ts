@@ -132,3 +132,10 @@ export function punchHole(fd: number, offset: number, length: number): void {
   const PUNCH_HOLE = 2;
   call(FALLOCATE, [fd, KEEP_SIZE | PUNCH_HOLE, offset, length], `fd ${fd}`);
 }
+
+/** The range reads as zeros and keeps its room, where the file system can. The size stays. */
+export function zeroRange(fd: number, offset: number, length: number): void {
+  const KEEP_SIZE = 1;
+  const ZERO_RANGE = 16;
+  call(FALLOCATE, [fd, KEEP_SIZE | ZERO_RANGE, offset, length], `fd ${fd}`);
+}

@@ -1,6 +1,7 @@
 /**
- * `npm run bench -- list | NAME... | all`: runs benchmarks, bench/<NAME>.bench.ts. Each prints for people as it goes and ends
- * with one JSON line: bench, ratio, target, met, against, n, p50, p99, machine. The lines are kept in bench/results/ too.
+ * `npm run bench -- list | NAME... | all | report`: runs benchmarks, bench/<NAME>.bench.ts. Each prints for people as it goes and ends
+ * with one JSON line: bench, ratio, target, met, against, n, p50, p99, machine. The lines are kept in bench/results/ too;
+ * `report` makes docs/benchmarks.md of them.
  * Options (--n=7, --full, ...: bench/options.ts) are the benchmarks'; `--clean` removes what they keep between runs.
  *
  * A benchmark exports `benchmark`: { name, about, needs?: () => string | undefined, run(): Promise<Result> }. They run from a
@@ -11,6 +12,7 @@ import { availableParallelism, cpus, release, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { argv, exit } from 'node:process';
 import { pathToFileURL } from 'node:url';
+import { writeReport } from './bench-report.mjs';
 import { freshBundle } from './bundle-stamp.mjs';
 import { root, setup } from './setup.mjs';
 
@@ -31,10 +33,10 @@ const clean = argv.includes('--clean');
 const results = join(root, 'bench/results');
 
 if (chosen.length === 0 && !clean) {
-  console.error('npm run bench -- list | NAME... | all [--n=N] [--mb=N] [--full] [--keep], or --clean');
+  console.error('npm run bench -- list | NAME... | all | report [--n=N] [--mb=N] [--full] [--keep], or --clean');
   exit(2);
 }
-const unknown = chosen.filter((name) => name !== 'list' && name !== 'all' && !names.includes(name));
+const unknown = chosen.filter((name) => !['list', 'all', 'report'].includes(name) && !names.includes(name));
 if (unknown.length > 0) {
   console.error(`no benchmark ${unknown.join(', ')}; npm run bench -- list shows what there is`);
   exit(2);
@@ -62,6 +64,10 @@ if (chosen.includes('list')) {
     const { about } = await load(name);
     console.log(`${name.padEnd(24)} ${about}`);
   }
+  exit(0);
+}
+if (chosen.includes('report')) {
+  console.log(await writeReport(root, load));
   exit(0);
 }
 let failed = false;

@@ -5,8 +5,8 @@
  * (installed packages are represented by npm's own record of them). A file that is added changes nothing until another
  * one imports it, and that one is then edited: so the inputs of the build are all there is to look at.
  */
-import { readFileSync, statSync } from 'node:fs';
-import { join } from 'node:path';
+import { readFileSync, statSync, watch } from 'node:fs';
+import { dirname, join } from 'node:path';
 
 /**
  * @typedef {object} Stamp
@@ -45,4 +45,47 @@ export function freshBundle(root, name) {
   } catch {
     return undefined;
   }
+}
+
+/**
+ * For a process that stays: whether the bundle in `folder` is still what its sources say, asked often. After the first answer the
+ * folders of all inputs are watched, and only when something happened in one of them is there anything to look at. What was
+ * changed before is seen by whoever asks in a later turn of the event loop than the one that brought the question.
+ * @param {string} root @param {string} name @param {string} folder
+ * @returns {() => boolean}
+ */
+export function watchedFreshness(root, name, folder) {
+  let changed = true;
+  let watching = false;
+  let answer = false;
+  let given = false;
+  const watchInputs = () => {
+    /** @type {Stamp} */
+    const stamp = JSON.parse(readFileSync(stampPath(root, name), 'utf8'));
+    const folders = new Set(Object.keys(stamp.files).map((path) => dirname(join(root, path))));
+    for (const path of [join(root, 'dist'), ...folders]) {
+      const watcher = watch(path, { persistent: false }, () => {
+        changed = true;
+      });
+      watcher.on('error', () => {
+        watching = false;
+      });
+    }
+  };
+  return () => {
+    if (watching && !changed) return answer;
+    try {
+      if (!watching && !given) {
+        given = true;
+        // First, so that nothing goes unseen between the look and the watch.
+        watchInputs();
+        watching = true;
+      }
+    } catch {
+      // There are only so many watches; then each question looks at every file.
+    }
+    changed = false;
+    answer = freshBundle(root, name) === folder;
+    return answer;
+  };
 }

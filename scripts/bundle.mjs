@@ -43,6 +43,9 @@ const BANNER = [
 
 const DAY_MS = 24 * 3600 * 1000;
 
+/** Builds, finished or not; other folders in dist/ are other programs'. */
+const BUILD_NAME = /^\.|-[0-9a-f]{16}$/;
+
 /**
  * The entries of the bundle named `dsec`.
  * @param {string} root
@@ -181,7 +184,7 @@ function publishFile(path, text) {
  */
 function removeOldBuilds(dist, current) {
   for (const entry of readdirSync(dist, { withFileTypes: true })) {
-    if (!entry.isDirectory() || entry.name === current) continue;
+    if (!entry.isDirectory() || entry.name === current || !BUILD_NAME.test(entry.name)) continue;
     const path = join(dist, entry.name);
     try {
       if (Date.now() - statSync(path).mtimeMs > DAY_MS) rmSync(path, { recursive: true, force: true });

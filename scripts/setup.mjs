@@ -12,6 +12,8 @@ import { homedir } from 'node:os';
 import { delimiter, dirname, join } from 'node:path';
 import { argv, env, exit, getuid, stderr, versions } from 'node:process';
 import { fileURLToPath } from 'node:url';
+import { buildAgent } from './agent-build.mjs';
+import { buildNative } from './native.mjs';
 
 export const root = dirname(dirname(fileURLToPath(import.meta.url)));
 
@@ -49,6 +51,13 @@ export const tools = [
     neededFor: 'start',
     optional: true,
   },
+  {
+    package: 'rustc',
+    probe: ['rustc', join(homedir(), '.cargo/bin/rustc')],
+    why: 'builds dsec-agent, the fast launcher of sandboxes, and a faster sha256; crun and Node do without',
+    neededFor: 'start',
+    optional: true,
+  },
   { package: 'python3', probe: ['python3'], why: 'runs the image cases', neededFor: 'test' },
   {
     package: 'libfuse2',
@@ -61,6 +70,9 @@ export const tools = [
   { package: 'docker-registry', probe: ['docker-registry'], why: 'tests against a real registry', neededFor: 'test' },
   { package: 'erofs-utils', probe: ['fsck.erofs'], why: 'tests that its fsck accepts our images', neededFor: 'test' },
   { package: 'zstd', probe: ['zstd'], why: 'tests make zstd layers', neededFor: 'test' },
+  { package: 'qemu-utils', probe: ['qemu-img'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
+  { package: 'libnbd-bin', probe: ['nbdinfo'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
+  { package: 'fio', probe: ['fio'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
   {
     package: 'versitygw',
     go: 'github.com/versity/versitygw/cmd/versitygw@v1.8.0',
@@ -89,7 +101,10 @@ function say(text) {
 export function setup(purpose) {
   checkNode();
   installPackages();
-  return { missing: installTools(purpose) };
+  const missing = installTools(purpose);
+  buildAgent(root, say);
+  buildNative(root, say);
+  return { missing };
 }
 
 function checkNode() {

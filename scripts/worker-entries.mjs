@@ -9,6 +9,9 @@
 export const workerEntries = {
   'data-server-process': 'imagesvc/data-server/server-process.ts',
   'data-supervisor': 'imagesvc/data-server/supervisor-process.ts',
+  'layer-server-process': 'imagesvc/layer-server/layer-server-process.ts',
+  'layer-server-worker': 'imagesvc/layer-server/layer-worker.ts',
   'layer-worker': 'converter/layer/layer-worker.ts',
   'raw-worker': 'imagesvc/data-server/raw-worker.ts',
+  'ublk-queue': 'ublk-daemon/target/ublk/queue-worker.ts',
 };

@@ -3,10 +3,20 @@
  * without guessing at its axes. No dates and no random ids: the same numbers give the same file.
  */
 
-const COLOURS = ['#2f6db3', '#c4692b', '#4d8f4d', '#8a5aa8', '#a88b2f'];
-const FONT = 'font-family="system-ui, sans-serif"';
-const WIDTH = 720;
+import {
+  svgColour as colour,
+  svgDocument as document,
+  svgEscaped as escaped,
+  svgHeading as heading,
+  svgLegend as legend,
+  svgNumber as n,
+  svgShort as short,
+  svgText as text,
+  SVG_WIDTH as WIDTH,
+} from '#base';
+
 const LEFT = 64;
+const MOST_TICKS = 14;
 const RIGHT = 16;
 
 export interface BarChart {
@@ -71,7 +81,7 @@ export function lineChart({ title, xLabel, yLabel, series }: LineChart): string 
       text(LEFT - 6, py(y) + 4, short(y), 'end'),
     );
   }
-  for (const x of [...new Set(xs)].sort((a, b) => a - b)) {
+  for (const x of xTicks(xs)) {
     parts.push(text(px(x), top + plotHeight + 18, short(x), 'middle'));
   }
   parts.push(text((LEFT + WIDTH) / 2, height - 10, xLabel, 'middle'), text(8, top - 10, yLabel));
@@ -87,54 +97,18 @@ export function lineChart({ title, xLabel, yLabel, series }: LineChart): string 
   return document(height, parts);
 }
 
-function document(height: number, parts: readonly string[]): string {
-  return [
-    `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${n(height)}" width="${WIDTH}" height="${n(height)}">`,
-    `<rect width="${WIDTH}" height="${n(height)}" fill="#fff"/>`,
-    ...parts,
-    '</svg>',
-    '',
-  ].join('\n');
-}
-
-function heading(title: string): string {
-  return `<text x="8" y="20" font-size="15" ${FONT} fill="#222">${escaped(title)}</text>`;
-}
-
-function legend(series: readonly string[]): string {
-  let x = 8;
-  const parts: string[] = [];
-  series.forEach((label, s) => {
-    parts.push(`<rect x="${x}" y="30" width="10" height="10" fill="${colour(s)}"/>`, text(x + 14, 39, label));
-    x += 30 + 7 * label.length;
-  });
-  return parts.join('\n');
-}
-
-function text(x: number, y: number, content: string, anchor: 'start' | 'middle' | 'end' = 'start'): string {
-  return `<text x="${n(x)}" y="${n(y)}" font-size="12" ${FONT} fill="#444" text-anchor="${anchor}">${escaped(content)}</text>`;
-}
-
-function colour(series: number): string {
-  return COLOURS[series % COLOURS.length]!;
+/** Every x there is, or round ones where there are too many to stand side by side. */
+function xTicks(xs: readonly number[]): number[] {
+  const all = [...new Set(xs)].sort((a, b) => a - b);
+  if (all.length <= MOST_TICKS) return all;
+  const [first, last] = [all[0]!, all.at(-1)!];
+  const step = niceStep((last - first) / MOST_TICKS);
+  const ticks: number[] = [];
+  for (let i = Math.ceil(first / step); i * step <= last; i++) ticks.push(i * step);
+  return ticks;
 }
 
 function niceStep(least: number): number {
   const power = 10 ** Math.floor(Math.log10(least));
   return power * [1, 2, 5, 10].find((factor) => factor * power >= least)!;
-}
-
-/** Coordinates to a tenth of a pixel. */
-function n(value: number): string {
-  return String(Math.round(value * 10) / 10);
-}
-
-/** Three significant digits, no exponent. */
-function short(value: number): string {
-  if (Math.abs(value) >= 1000) return String(Math.round(value));
-  return String(Number(value.toPrecision(3)));
-}
-
-function escaped(content: string): string {
-  return content.replace(/[&<>"]/g, (c) => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;' })[c]!);
 }

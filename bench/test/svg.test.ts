@@ -54,3 +54,10 @@ it('gives the same file for the same numbers, also for none that are above 0', (
   expect(barChart(chart)).toBe(barChart(chart));
   expect(barChart(chart)).not.toContain('NaN');
 });
+
+it('writes round numbers below the axis where there are too many points to stand side by side', () => {
+  const points = Array.from({ length: 40 }, (_, i) => [i * 1.37, i] as const);
+  const svg = lineChart({ title: 't', xLabel: 'x', yLabel: 'y', series: [{ label: 'l', points }] });
+  const ticks = [...svg.matchAll(/text-anchor="middle">([^<x]+)</g)].map((match) => Number(match[1]));
+  expect(ticks).toEqual([0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50]);
+});

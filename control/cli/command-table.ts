@@ -55,10 +55,20 @@ export const commandTable: readonly CommandEntry[] = [
     summary: 'show superblock, inode and extents as they are on disk',
     load: () => import('./commands/dump.ts'),
   },
+  {
+    name: 'stats',
+    summary: 'show what of an image was ever read on this machine',
+    load: () => import('./commands/stats.ts'),
+  },
   { name: 'mount', summary: 'mount an image on a folder', load: () => import('./commands/mount.ts') },
   { name: 'umount', summary: 'unmount what `dsec mount` mounted', load: () => import('./commands/umount.ts') },
   { name: 'mounts', summary: 'list the mounted images of this machine', load: () => import('./commands/mounts.ts') },
   { name: 'run', summary: 'run a command in a sandbox on top of images', load: () => import('./commands/run.ts') },
+  {
+    name: 'trace',
+    summary: 'record what a start of an image reads, so that the next one finds it fetched',
+    load: () => import('./commands/trace.ts'),
+  },
   { name: 'sandbox', summary: 'list, stop and remove sandboxes', load: () => import('./commands/sandbox.ts') },
   {
     name: 'pack-diff',
@@ -66,8 +76,13 @@ export const commandTable: readonly CommandEntry[] = [
     load: () => import('./commands/pack-diff.ts'),
   },
   {
+    name: 'disk',
+    summary: 'block disks with snapshots: make, serve, pack; OverlayBD layers',
+    load: () => import('./commands/disk.ts'),
+  },
+  {
     name: 'serve',
-    summary: 'run a service of this node: the image service',
+    summary: 'run a service of this node: images, or sandboxes that start at once',
     load: () => import('./commands/serve.ts'),
   },
   {

@@ -13,17 +13,22 @@ import { commandTable } from './command-table.ts';
 import type { Cleanup, Context } from './context.ts';
 import { exactArguments, refuseInexact, refuseInexactVariables } from './exact-text.ts';
 import { withExamples } from './examples.ts';
-import { storeOfSudoUser } from './other-store.ts';
 import { Output } from './output.ts';
 import { progressOn } from './progress-line.ts';
-import { type ErrorReport, reportOf, reportText } from './report-error.ts';
+import { failureOf } from './report-error.ts';
 import { projectVersion } from './version.ts';
 
 /** How long a command may take to stop after the first signal. */
 const STOP_MS = 10_000;
 
+/** What started this process. */
+export interface Starter {
+  /** Whether the sources are still those that run here: a service outlives edits of them. */
+  isFresh(): boolean;
+}
+
 /** Runs `given`, the arguments (without node and script), and ends the process. */
-export async function main(given: readonly string[]): Promise<never> {
+export async function main(given: readonly string[], starter?: Starter): Promise<never> {
   const argv = exactArguments(given);
   const lines = progressOn(process.stderr);
   const ending = new AbortController();
@@ -57,9 +62,9 @@ export async function main(given: readonly string[]): Promise<never> {
     if (finishing !== undefined) return finishing;
     if (endedBy !== undefined) return finish(endedBy);
     lines.end();
-    const report = withOtherStore(reportOf(error), argv);
-    process.stderr.write(reportText(report, { json: wantsJson(argv), debug: process.env.DSEC_DEBUG === '1' }));
-    return finish(report.exit);
+    const { text, exit } = failureOf(error, argv);
+    process.stderr.write(text);
+    return finish(exit);
   };
 
   const output = new Output(
@@ -76,6 +81,7 @@ export async function main(given: readonly string[]): Promise<never> {
     takeSignals: (handler) => {
       signalHandler = handler;
     },
+    isFresh: () => starter?.isFresh() ?? true,
     exitCode: 0,
   };
   for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
@@ -113,6 +119,8 @@ export async function runCommandLine(argv: readonly string[], context: Context):
     .version(projectVersion(), '-V, --version', 'print the version')
     .helpOption('-h, --help', 'show this help')
     .helpCommand('help [command]', 'show the help of a command')
+    // What stands behind a command's name is that command's.
+    .enablePositionalOptions()
     .exitOverride()
     .configureOutput({ writeOut: (text) => texts.push(text), writeErr: () => {} })
     .addHelpText('after', PROGRAM_HELP);
@@ -166,17 +174,4 @@ function usageProblem(error: CommanderError): string {
     .replace(/^error: /, '')
     .replace(/\s*\n\s*/g, ' ')
     .trim();
-}
-
-/** An image that root's store lacks may be in that of whoever called sudo. */
-function withOtherStore(report: ErrorReport, argv: readonly string[]): ErrorReport {
-  if (report.code !== 'CATALOG_NOT_FOUND' || argv.some((arg) => /^--store(=|$)/.test(arg))) return report;
-  const store = storeOfSudoUser();
-  if (store === undefined) return report;
-  return { ...report, hint: `this is root's store; yours is another: --store ${store}` };
-}
-
-function wantsJson(argv: readonly string[]): boolean {
-  const end = argv.indexOf('--');
-  return argv.slice(0, end < 0 ? undefined : end).includes('--json');
 }

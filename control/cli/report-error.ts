@@ -5,6 +5,7 @@
  * fault of ours and says so; its stack is shown with DSEC_DEBUG=1.
  */
 import { DsecError, displayText, messageOf, systemCode } from '#base';
+import { storeOfSudoUser } from './other-store.ts';
 
 export interface ErrorReport {
   readonly exit: number;
@@ -56,4 +57,28 @@ export function reportText(report: ErrorReport, as: { readonly json: boolean; re
   if (hint !== undefined) lines.push(`      ${hint}`);
   if (as.debug && stack !== undefined) lines.push(stack);
   return `${lines.join('\n')}\n`;
+}
+
+/** What a whole command line that failed says on stderr, and its exit status. */
+export function failureOf(
+  error: unknown,
+  argv: readonly string[],
+  env: NodeJS.ProcessEnv = process.env,
+): { readonly text: string; readonly exit: number } {
+  const report = withOtherStore(reportOf(error), argv, env);
+  const text = reportText(report, { json: wantsJson(argv), debug: env.DSEC_DEBUG === '1' });
+  return { text, exit: report.exit };
+}
+
+/** An image that root's store lacks may be in that of whoever called sudo. */
+function withOtherStore(report: ErrorReport, argv: readonly string[], env: NodeJS.ProcessEnv): ErrorReport {
+  if (report.code !== 'CATALOG_NOT_FOUND' || argv.some((arg) => /^--store(=|$)/.test(arg))) return report;
+  const store = storeOfSudoUser(env);
+  if (store === undefined) return report;
+  return { ...report, hint: `this is root's store; yours is another: --store ${store}` };
+}
+
+function wantsJson(argv: readonly string[]): boolean {
+  const end = argv.indexOf('--');
+  return argv.slice(0, end < 0 ? undefined : end).includes('--json');
 }

@@ -1,9 +1,9 @@
 /** Options of commands that an image service can do in this one's place. */
 import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
-import { messageOf } from '#base';
 import type { ClientOptions } from '#imagesvc';
 import { fail } from '../errors.ts';
+import { inputError } from './input-error.ts';
 
 export interface ServerOption {
   readonly server?: string;
@@ -17,7 +17,7 @@ export function withServer(command: Command): Command {
     .option('--token <token>', 'for the image service; @FILE reads it from a file (default: $DSEC_TOKEN)');
 }
 
-/** Undefined: it is done here. @throws CLI_USAGE, CLI_INPUT_UNREADABLE */
+/** Undefined: it is done here. @throws CLI_USAGE, CLI_INPUT_* */
 export function serverOf({ server, token, store }: ServerOption): ClientOptions | undefined {
   if (server === undefined) {
     if (token === undefined) return undefined;
@@ -39,6 +39,6 @@ function tokenIn(text: string | undefined): string | undefined {
   try {
     return readFileSync(path, 'utf8').trim();
   } catch (error) {
-    throw fail('CLI_INPUT_UNREADABLE', { path, reason: messageOf(error) }, error);
+    throw inputError(path, error);
   }
 }

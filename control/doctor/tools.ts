@@ -15,12 +15,25 @@ export interface Tool {
 }
 
 export const tools: readonly Tool[] = [
-  { name: 'crun', args: ['--version'], purpose: 'runs containers', without: 'runc is used', package: 'crun' },
+  {
+    name: 'rustc',
+    args: ['--version'],
+    purpose: 'builds dsec-agent, which starts sandboxes fast, and a faster sha256',
+    without: 'crun or runc starts them',
+    package: 'rustc',
+  },
+  {
+    name: 'crun',
+    args: ['--version'],
+    purpose: 'starts sandboxes where dsec-agent is not built, or is not wanted',
+    without: 'runc is used',
+    package: 'crun',
+  },
   {
     name: 'runc',
     args: ['--version'],
-    purpose: 'runs containers where crun is not there',
-    without: 'crun is used; with neither, dsec run fails',
+    purpose: 'starts sandboxes where neither dsec-agent nor crun is there',
+    without: 'dsec-agent or crun is used; with none of them, dsec run fails',
     package: 'runc',
   },
   {

@@ -8,12 +8,14 @@ import { converterErrors } from '#converter';
 import { imagesvcErrors } from '#imagesvc';
 import { linuxErrors } from '#linux';
 import { runtimeErrors } from '#runtime';
+import { ublkDaemonErrors } from '#ublk-daemon';
 import { controlErrors } from '../errors.ts';
 
 const TABLES: Record<string, Record<string, ErrorRow>> = {
   converter: converterErrors,
   imagesvc: imagesvcErrors,
   'chunk-cache': chunkCacheErrors,
+  'ublk-daemon': ublkDaemonErrors,
   runtime: runtimeErrors,
   control: controlErrors,
   linux: linuxErrors,

@@ -11,6 +11,7 @@ import {
   utimesSync,
   writeFileSync,
 } from 'node:fs';
+import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -145,6 +146,45 @@ describe('bin/dsec', () => {
   it('runs through a symbolic link, as npm installs it', () => {
     symlinkSync(join(root, 'bin/dsec'), join(root, 'linked'));
     expect(spawnSync(join(root, 'linked'), ['x'], { encoding: 'utf8' }).stdout).toBe('one x\n');
+  });
+
+  it('runs by sh from any folder, however it is named', () => {
+    run();
+    mkdirSync(join(root, 'links'));
+    symlinkSync('../bin/dsec', join(root, 'links/dsec'));
+    const by = (program: string, cwd: string, path = process.env.PATH) =>
+      spawnSync(program, ['a b', '--'], { cwd, encoding: 'utf8', env: { ...process.env, PATH: path } }).stdout;
+    const expected = 'one a b --\n';
+    expect(by('./dsec', join(root, 'bin'))).toBe(expected);
+    expect(by('bin/dsec', root)).toBe(expected);
+    expect(by('./links/dsec', root)).toBe(expected);
+    expect(by('dsec', '/', `${join(root, 'links')}:${process.env.PATH}`)).toBe(expected);
+    const bySh = (script: string) =>
+      spawnSync('sh', [script, 'x'], { cwd: join(root, 'bin'), encoding: 'utf8' }).stdout;
+    expect([bySh('dsec'), bySh('../links/dsec')]).toEqual(['one x\n', 'one x\n']);
+  });
+
+  it('goes to the service with run alone, and only where its client and its socket are', async () => {
+    const folder = join(root, 'run dir');
+    mkdirSync(folder);
+    mkdirSync(join(root, 'dist/agent'), { recursive: true });
+    const program = join(root, 'dist/agent/dsec-agent');
+    writeFileSync(program, '#!/bin/sh\nprintf "%s|" "$@"\n', { mode: 0o755 });
+    const env = { ...process.env, DSEC_RUN: folder };
+    const by = (...args: string[]) =>
+      spawnSync(join(root, 'bin/dsec'), args, { cwd: '/', encoding: 'utf8', env }).stdout;
+    expect(by('run', 'x')).toBe('one run x\n');
+    const server = createServer();
+    await new Promise<void>((resolve) => server.listen(join(folder, 'runtime.sock'), resolve));
+    try {
+      const line = ['client', join(folder, 'runtime.sock'), 'node', join(root, 'bin/dsec'), 'run', 'a b', '--', '-x'];
+      expect(by('run', 'a b', '--', '-x')).toBe(`${line.join('|')}|`);
+      expect(by('ls', 'run')).toBe('one ls run\n');
+      rmSync(program);
+      expect(by('run', 'x')).toBe('one run x\n');
+    } finally {
+      await new Promise((resolve) => server.close(resolve));
+    }
   });
 
   it.skipIf(process.getuid?.() !== 0)('runs from source in a checkout that cannot be written', () => {

@@ -97,6 +97,11 @@ describe('the image service as a process', { timeout: 180_000 }, () => {
     const [a, b] = [JSON.parse(there.stdout), JSON.parse(here.stdout)];
     expect(Object.keys(a).sort()).toEqual(Object.keys(b).sort());
     expect(a).toEqual({ ...b, name: 'small:1' });
+    const placed = ['convert', `dir:${root}/small`, '--prefix', '/workspace', '--json'];
+    const placedThere = JSON.parse((await dsec(...placed, '--name', 'placed:1', '--server', url)).stdout);
+    const placedHere = JSON.parse((await dsec(...placed, '--name', 'placed:2')).stdout);
+    expect(placedThere.digest).toBe(placedHere.digest);
+    expect(placedThere.digest).not.toBe(a.digest);
     const text = await dsec('convert', `dir:${root}/small`, '--name', 'small:1', '--server', url);
     expect(text.stdout).toMatch(/^small:1: sha256:[0-9a-f]{64}\n1 EROFS layer, 2 inodes, /);
     expect(statSync(join(root, 'socket')).mode & 0o777).toBe(0o600);

@@ -2,8 +2,12 @@
  * Which parts of the layers' spools make up the data of an EROFS layer, and where each file's bytes come to lie.
  *
  * In one blob: the live files of all layers of the group in the order of the layers and of their members; a file that an
- * earlier layer of the group has, too, is stored once. When a single spool is live as a whole, it is the blob as it is.
+ * earlier layer of the group has, too, is stored once. When a single spool, or a stack of them, is live
+ * as a whole, it is the blob as it is.
  * In blobs per layer (`--collapse metadata`): every layer's spool is a device of its own, untouched.
+ *
+ * With an order (`--profile`), the files that it names come first, in its order, and the others after them as ever: what a start
+ * reads then lies together at the beginning of a blob.
  */
 import { closeSync, openSync, readSync } from 'node:fs';
 import type { Run } from '../layer/layer-job.ts';
@@ -14,6 +18,8 @@ const MAX_CANDIDATES = 4;
 
 export interface SpoolFile {
   readonly path: string;
+  /** Where the spool's data begins in the file. */
+  readonly dataOffset: number;
   readonly dataBytes: number;
 }
 
@@ -24,13 +30,20 @@ export interface DataPlacement {
   readonly devices: readonly { readonly runs: readonly Run[]; readonly blocks: number }[];
 }
 
+/** Files that come first, with their places in that order. */
+export type FileOrder = ReadonlyMap<FileData, number>;
+
 /** `live`: the data of every file in the layer, each object once. `spools[i]`: of layer i. */
-export function placeInOneBlob(live: Iterable<FileData>, spools: readonly SpoolFile[]): DataPlacement {
+export function placeInOneBlob(
+  live: Iterable<FileData>,
+  spools: readonly SpoolFile[],
+  order: FileOrder = new Map(),
+): DataPlacement {
   const withBlocks = [...live].filter((d) => d.blocks > 0);
-  withBlocks.sort((a, b) => a.layer - b.layer || a.startBlock - b.startBlock);
+  withBlocks.sort((a, b) => rank(order, a) - rank(order, b) || a.layer - b.layer || a.startBlock - b.startBlock);
   const places = new Map<FileData, number>();
   const known = new Map<string, FileData[]>();
-  const runs: { path: string; offset: number; length: number }[] = [];
+  const runs: GrowingRun[] = [];
   let block = 0;
   const comparer = new SpoolComparer(spools);
   try {
@@ -41,12 +54,7 @@ export function placeInOneBlob(live: Iterable<FileData>, spools: readonly SpoolF
         continue;
       }
       places.set(data, block);
-      const path = spools[data.layer]!.path;
-      const offset = data.startBlock * BLOCK_BYTES;
-      const length = data.blocks * BLOCK_BYTES;
-      const last = runs[runs.length - 1];
-      if (last !== undefined && last.path === path && last.offset + last.length === offset) last.length += length;
-      else runs.push({ path, offset, length });
+      addRun(runs, spools[data.layer]!, data);
       block += data.blocks;
     }
   } finally {
@@ -58,13 +66,51 @@ export function placeInOneBlob(live: Iterable<FileData>, spools: readonly SpoolF
   };
 }
 
+/** One after the other in the same file are one run. */
+type GrowingRun = { path: string; offset: number; length: number };
+
+function addRun(runs: GrowingRun[], { path, dataOffset }: SpoolFile, data: FileData): void {
+  const offset = dataOffset + data.startBlock * BLOCK_BYTES;
+  const length = data.blocks * BLOCK_BYTES;
+  const last = runs[runs.length - 1];
+  if (last !== undefined && last.path === path && last.offset + last.length === offset) last.length += length;
+  else runs.push({ path, offset, length });
+}
+
+function rank(order: FileOrder, data: FileData): number {
+  return order.get(data) ?? Number.MAX_SAFE_INTEGER;
+}
+
+/** `records[i]`: the data of every file of layer i, live or not: layers that images share stay shared where their order is the same. */
+export function placeInOrderedLayerBlobs(
+  spools: readonly SpoolFile[],
+  records: readonly (readonly FileData[])[],
+  order: FileOrder,
+): DataPlacement {
+  const places = new Map<FileData, { slot: number; block: number }>();
+  const devices: { runs: GrowingRun[]; blocks: number }[] = [];
+  spools.forEach((spool, layer) => {
+    const withBlocks = records[layer]!.filter((d) => d.blocks > 0);
+    if (withBlocks.length === 0) return;
+    withBlocks.sort((a, b) => rank(order, a) - rank(order, b) || a.startBlock - b.startBlock);
+    const device = { runs: [] as GrowingRun[], blocks: 0 };
+    devices.push(device);
+    for (const data of withBlocks) {
+      places.set(data, { slot: devices.length, block: device.blocks });
+      addRun(device.runs, spool, data);
+      device.blocks += data.blocks;
+    }
+  });
+  return { placeOf: (data) => places.get(data)!, devices };
+}
+
 export function placeInLayerBlobs(spools: readonly SpoolFile[]): DataPlacement {
   const slots = new Map<number, number>();
   const devices: { runs: Run[]; blocks: number }[] = [];
   spools.forEach((spool, layer) => {
     if (spool.dataBytes === 0) return;
     devices.push({
-      runs: [{ path: spool.path, offset: 0, length: spool.dataBytes }],
+      runs: [{ path: spool.path, offset: spool.dataOffset, length: spool.dataBytes }],
       blocks: spool.dataBytes / BLOCK_BYTES,
     });
     slots.set(layer, devices.length);
@@ -111,14 +157,14 @@ class SpoolComparer {
   }
 
   #read(data: FileData, at: number, into: Buffer, length: number): void {
-    const path = this.#spools[data.layer]!.path;
+    const { path, dataOffset } = this.#spools[data.layer]!;
     let fd = this.#fds.get(path);
     if (fd === undefined) {
       fd = openSync(path, 'r');
       this.#fds.set(path, fd);
     }
     for (let done = 0; done < length; ) {
-      const n = readSync(fd, into, done, length - done, data.startBlock * BLOCK_BYTES + at + done);
+      const n = readSync(fd, into, done, length - done, dataOffset + data.startBlock * BLOCK_BYTES + at + done);
       if (n === 0) throw new Error(`${path} ends early`);
       done += n;
     }

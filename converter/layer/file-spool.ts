@@ -8,8 +8,10 @@
  * Everything is decided from the bytes in their order, so the same layer always gives the same spool.
  */
 import { crc32 } from 'node:zlib';
+import type { BlobDigests, Sha256 } from '#linux';
 import { BLOCK_BYTES } from '../erofs/layout.ts';
 import type { Codec } from './cluster-codec.ts';
+import { DataFile, DIRECT_FROM_BYTES } from './data-file.ts';
 import { SpoolFile } from './spool-file.ts';
 import type { FileData } from './spool-format.ts';
 
@@ -21,8 +23,6 @@ const MAX_UNIT_BITS = 20;
 /** Holds at least one unit of the largest size beyond what is written out. */
 const BUFFER_BYTES = 4 << 20;
 const TAIL_BUFFER_BYTES = 1 << 18;
-/** How often `onSettled` is told. */
-const SETTLE_BYTES = 4 << 20;
 /** Files of the same size and checksum that are compared; more would let a crafted layer cost quadratic time. */
 const MAX_CANDIDATES = 4;
 /** An announced hole this long makes a compressed file fall back to chunks, whose holes cost nothing. */
@@ -32,12 +32,16 @@ export interface FileSpoolOptions {
   /** A file's last partial block goes to `tails` when it has at most this many bytes. */
   readonly tailLimitBytes: number;
   readonly codec: Codec | undefined;
-  /** Told how much of the data spool, from its start, is in its file and will not change any more. */
-  readonly onSettled?: (bytes: number) => void;
+  /** The data spool will probably be a data blob as it is: hash it on the way, and write it as one that stays. */
+  readonly becomesBlob: boolean;
+  /** Where the data goes instead of a file of its own: behind what is in there. It is the caller's to finish and to close. */
+  readonly into?: DataFile | undefined;
 }
 
 export class FileSpool {
-  readonly #data: SpoolFile;
+  readonly #data: DataFile;
+  /** Where this spool's data begins in it. */
+  readonly #base: number;
   readonly #tails: SpoolFile;
   readonly #options: FileSpoolOptions;
   readonly #known = new Map<string, FileData[]>();
@@ -46,7 +50,6 @@ export class FileSpool {
   #fill = 0;
   readonly #tailBuffer = Buffer.allocUnsafeSlow(TAIL_BUFFER_BYTES);
   #tailFill = 0;
-  #settled = 0;
 
   // The file being written.
   #sizeBytes = 0;
@@ -64,7 +67,13 @@ export class FileSpool {
 
   constructor(dataPath: string, tailPath: string, options: FileSpoolOptions) {
     this.#options = options;
-    this.#data = new SpoolFile(dataPath);
+    this.#data =
+      options.into ??
+      new DataFile(dataPath, {
+        hash: options.becomesBlob,
+        directFromBytes: options.becomesBlob ? DIRECT_FROM_BYTES : undefined,
+      });
+    this.#base = this.#data.length;
     this.#tails = new SpoolFile(tailPath);
   }
 
@@ -72,6 +81,8 @@ export class FileSpool {
     this.#sizeBytes = sizeBytes;
     this.#position = 0;
     this.#startByte = this.#data.length + this.#fill;
+    // What the file has so far may still be taken back.
+    this.#data.rewindPoint = this.#startByte;
     this.#unitBits = UNIT_BITS;
     this.#compressing = this.#options.codec !== undefined;
     if (!this.#compressing) this.#chooseUnit();
@@ -131,7 +142,7 @@ export class FileSpool {
     endRun(end);
     this.#position += end;
     if (pieces.length > 1) {
-      this.#append(pieces);
+      this.#data.append(pieces);
       this.#fill = 0;
       this.#unitFill = 0;
     }
@@ -253,7 +264,7 @@ export class FileSpool {
       form,
       sizeBytes: this.#sizeBytes,
       crc32: this.#crc,
-      startBlock: this.#startByte / BLOCK_BYTES,
+      startBlock: (this.#startByte - this.#base) / BLOCK_BYTES,
       blocks,
       tailOffset: this.#tails.length + this.#tailFill - tailBytes,
       tailBytes,
@@ -330,8 +341,8 @@ export class FileSpool {
     const right = Buffer.allocUnsafe(left.length);
     for (let done = 0; done < total; done += left.length) {
       const n = Math.min(left.length, total - done);
-      this.#data.readAt(a.startBlock * BLOCK_BYTES + done, left.subarray(0, n));
-      this.#data.readAt(b.startBlock * BLOCK_BYTES + done, right.subarray(0, n));
+      this.#data.readAt(this.#base + a.startBlock * BLOCK_BYTES + done, left.subarray(0, n));
+      this.#data.readAt(this.#base + b.startBlock * BLOCK_BYTES + done, right.subarray(0, n));
       if (left.compare(right, 0, n, 0, n) !== 0) return false;
     }
     return true;
@@ -351,19 +362,10 @@ export class FileSpool {
   /** Writes out all but the unit that is being filled. */
   #flush(): void {
     if (this.#unitFill === 0) return;
-    this.#append([this.#buffer.subarray(0, this.#unitFill)]);
+    this.#data.append([this.#buffer.subarray(0, this.#unitFill)]);
     this.#buffer.copyWithin(0, this.#unitFill, this.#fill);
     this.#fill -= this.#unitFill;
     this.#unitFill = 0;
-  }
-
-  #append(pieces: readonly Buffer[]): void {
-    this.#data.append(pieces);
-    // What the current file has may still be taken back.
-    const settled = Math.min(this.#data.length, this.#startByte);
-    if (settled < this.#settled + SETTLE_BYTES) return;
-    this.#settled = settled;
-    this.#options.onSettled?.(settled);
   }
 
   #flushTails(): void {
@@ -371,20 +373,39 @@ export class FileSpool {
     this.#tailFill = 0;
   }
 
-  /** Writes out the rest. Lengths of the spools in bytes. */
-  finish(): { dataBytes: number; tailBytes: number } {
+  /**
+   * Between blocks of the tar: hashes the block, and beside it what has come of it; waits if the disk has fallen behind.
+   * @throws what a write has failed with
+   */
+  catchUp(beside?: { readonly stream: Sha256; readonly bytes: Buffer }): Promise<void> {
+    this.#data.hash(beside);
+    return this.#data.drain();
+  }
+
+  /** Writes out the rest. What the spools hold, and the digests of the data spool if it becomes a blob. */
+  async finish(): Promise<SpoolSizes> {
     this.#unitFill = this.#fill;
     this.#flush();
     this.#flushTails();
-    this.#data.finish();
     this.#tails.finish();
-    return { dataBytes: this.#data.length, tailBytes: this.#tails.length };
+    this.#data.rewindPoint = this.#data.length;
+    const digests = this.#options.into === undefined ? await this.#data.finish() : undefined;
+    const dataBytes = this.#data.length - this.#base;
+    return { dataOffset: this.#base, dataBytes, tailBytes: this.#tails.length, digests };
   }
 
-  close(): void {
-    this.#data.close();
+  async close(): Promise<void> {
     this.#tails.close();
+    if (this.#options.into === undefined) await this.#data.close();
   }
+}
+
+export interface SpoolSizes {
+  /** Where the data begins in its file. */
+  readonly dataOffset: number;
+  readonly dataBytes: number;
+  readonly tailBytes: number;
+  readonly digests: BlobDigests | undefined;
 }
 
 /** Bytes compared at a time. */

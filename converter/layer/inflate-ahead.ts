@@ -63,7 +63,8 @@ export async function* inflateAhead(
   let offset = 0;
 
   const gather = () => {
-    if (input.availableBytes === 0) return;
+    // What is at hand is enough for a step: moving the rest of the window to its front each time would cost more.
+    if (input.availableBytes === 0 || window.end - window.start >= LEAST_STEP_BYTES) return;
     if (window.start > 0) {
       window.bytes.copyWithin(0, window.start, window.end);
       window.end -= window.start;

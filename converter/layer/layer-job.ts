@@ -1,6 +1,7 @@
 /** What the converter asks of its workers, and what they answer: plain, cloneable values. */
 import type { MessagePort } from 'node:worker_threads';
 import type { ByteString } from '#base';
+import type { BlobDigests } from '#linux';
 import type { CodecName } from './cluster-codec.ts';
 import type { SpoolIndex } from './spool-format.ts';
 
@@ -23,8 +24,8 @@ export interface SpoolJob {
   readonly tailPath: string;
   readonly tailLimitBytes: number;
   readonly codec: CodecName | undefined;
-  /** Who hashes the data spool while it grows: nobody, this worker, or a follow job that is told how far it is settled. */
-  readonly follower: MessagePort | 'self' | undefined;
+  /** See FileSpoolOptions. */
+  readonly becomesBlob: boolean;
 }
 
 export interface SpoolResult {
@@ -33,13 +34,23 @@ export interface SpoolResult {
   readonly diffId: string | undefined;
   readonly blobBytes: number;
   readonly tarBytes: number;
+  /** Where its data begins in its file: not 0 in a stack. */
+  readonly dataOffset: number;
   readonly dataBytes: number;
   /** Bytes of regular files, holes included. */
   readonly fileBytes: number;
   /** Things left out or changed, for the user. */
   readonly notes: readonly string[];
-  /** Of the data spool, where the worker itself hashed it. */
-  readonly digests?: FollowResult | undefined;
+  /** Of the data spool, if it becomes a blob. */
+  readonly digests: BlobDigests | undefined;
+}
+
+/** Spools layers one after the other, their data into one file. Each result comes as a part, the file's digests at the end. */
+export interface StackJob {
+  readonly op: 'stack';
+  /** Their own `dataPath` is this one. */
+  readonly layers: readonly SpoolJob[];
+  readonly dataPath: string;
 }
 
 /** A part of a local file, in bytes. */
@@ -49,51 +60,27 @@ export interface Run {
   readonly length: number;
 }
 
-/** sha256 over runs, one after the other. */
-export interface DigestJob {
-  readonly op: 'digest';
-  readonly runs: readonly Run[];
-}
-
-/** sha256 of each 256 KiB over runs; with `out`, the runs are also written there. */
-export interface ChunkJob {
-  readonly op: 'chunks';
+/** The digests of a blob that is these runs, one after the other; with `out`, it is also written there. */
+export interface BlobJob {
+  readonly op: 'blob';
   readonly runs: readonly Run[];
   readonly out: string | undefined;
 }
 
-export interface ChunkResult {
-  /** Concatenated 32-byte digests. */
-  readonly digests: Uint8Array;
-}
-
-/** Both digests of a data spool that is still being written: hashed as far as messages on `port` say. */
-export interface FollowJob {
-  readonly op: 'follow';
-  readonly path: string;
-  readonly port: MessagePort;
-}
-
-/** `end`: the spool is complete, with that many bytes. */
-export type FollowMessage = { readonly settledBytes: number; readonly end?: boolean };
-
-export interface FollowResult extends ChunkResult {
-  readonly hex: string;
-}
-
-export type Job = SpoolJob | DigestJob | ChunkJob | FollowJob;
+export type Job = SpoolJob | StackJob | BlobJob;
 
 export interface JobResults {
   readonly spool: SpoolResult;
-  readonly digest: string;
-  readonly chunks: ChunkResult;
-  readonly follow: FollowResult;
+  readonly stack: BlobDigests;
+  readonly blob: BlobDigests;
 }
 
 export type WorkerRequest = { readonly id: number; readonly job: Job };
 
 export type WorkerReply =
-  | { readonly id: number; readonly kind: 'progress'; readonly doneBytes: number }
+  /** `part`: which layer of a stack. */
+  | { readonly id: number; readonly kind: 'progress'; readonly part: number; readonly doneBytes: number }
+  | { readonly id: number; readonly kind: 'part'; readonly part: number; readonly result: SpoolResult }
   | { readonly id: number; readonly kind: 'done'; readonly result: unknown }
   | { readonly id: number; readonly kind: 'failed'; readonly error: FailedJob };
 

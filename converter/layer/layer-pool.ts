@@ -1,18 +1,18 @@
 /**
  * The converter's worker threads. Jobs wait for a free worker in the order they came; a stream source is fed from here with a
- * bounded window. One more worker hashes spools while they are written: it takes all such jobs at once, since each mostly
- * waits. `close` ends everything: an aborted conversion stops in the middle of a job.
+ * bounded window. `close` ends everything: an aborted conversion stops in the middle of a job.
  */
 import { availableParallelism } from 'node:os';
 import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
 import { spawnWorker } from '#base';
+import type { BlobDigests } from '#linux';
 import { packError, unpackError } from './job-error.ts';
 import type {
-  FollowResult,
   Job,
   JobResults,
   SpoolJob,
   SpoolResult,
+  StackJob,
   StreamChunk,
   StreamGrant,
   WorkerReply,
@@ -21,7 +21,8 @@ import type {
 interface Waiting {
   readonly job: Job;
   readonly transfer: MessagePort[];
-  readonly onProgress: ((doneBytes: number) => void) | undefined;
+  readonly onProgress: ((doneBytes: number, part: number) => void) | undefined;
+  readonly onPart: ((part: number, result: SpoolResult) => void) | undefined;
   readonly onStart: (() => void) | undefined;
   readonly resolve: (result: never) => void;
   readonly reject: (error: Error) => void;
@@ -33,20 +34,17 @@ interface Lane {
 }
 
 export interface SpoolRequest {
-  /** Without its ports; `source` of kind `stream` for a layer that `open` delivers. */
-  readonly job: Omit<SpoolJob, 'source' | 'follower'>;
+  /** `source` of kind `stream` for a layer that `open` delivers. */
+  readonly job: Omit<SpoolJob, 'source'>;
   readonly source:
     | Exclude<SpoolJob['source'], { kind: 'stream' }>
     | { readonly kind: 'stream'; open(signal: AbortSignal): AsyncIterable<Buffer> };
-  /** Hash the data spool alongside. */
-  readonly follow: boolean;
   readonly onProgress?: (doneBytes: number) => void;
 }
 
 export class LayerPool {
   readonly #size: number;
   readonly #lanes: Lane[] = [];
-  #follower: Lane | undefined;
   readonly #queue: Waiting[] = [];
   #nextId = 1;
   #closed: Error | undefined;
@@ -56,53 +54,56 @@ export class LayerPool {
   }
 
   run<J extends Job>(job: J): Promise<JobResults[J['op']]> {
-    return this.#enqueue(job, [], undefined, undefined);
+    return this.#enqueue(job, {});
   }
 
-  async spool(request: SpoolRequest): Promise<SpoolResult & { readonly digests: FollowResult | undefined }> {
-    const { source, onProgress } = request;
+  /** Threads that work at once. */
+  get size(): number {
+    return this.#size;
+  }
+
+  async spool({ job, source, onProgress }: SpoolRequest): Promise<SpoolResult> {
+    if (source.kind !== 'stream') return this.#enqueue<'spool'>({ ...job, source }, { onProgress });
     const abort = new AbortController();
-    const stream = source.kind === 'stream' ? new MessageChannel() : undefined;
-    // A worker that compresses has no time left to hash as well.
-    const alongside = request.follow && (this.#size > 2 || request.job.codec !== undefined);
-    const hints = alongside ? new MessageChannel() : undefined;
-    const following =
-      hints && this.#follow({ op: 'follow', path: request.job.dataPath, port: hints.port2 }, hints.port2);
-    following?.catch(() => {});
-    const job: SpoolJob = {
-      ...request.job,
-      source: source.kind === 'stream' ? { kind: 'stream', port: stream!.port2 } : source,
-      follower: hints?.port1 ?? (request.follow ? 'self' : undefined),
-    };
-    const transfer = [stream?.port2, hints?.port1].filter((port) => port !== undefined);
+    const stream = new MessageChannel();
     try {
-      const result = await this.#enqueue<'spool'>(job, transfer, onProgress, () => {
-        if (source.kind === 'stream') void feed(stream!.port1, source.open(abort.signal));
+      const streamed: SpoolJob = { ...job, source: { kind: 'stream', port: stream.port2 } };
+      return await this.#enqueue<'spool'>(streamed, {
+        transfer: [stream.port2],
+        onProgress,
+        onStart: () => void feed(stream.port1, source.open(abort.signal)),
       });
-      return { ...result, digests: (await following) ?? result.digests };
     } finally {
       abort.abort();
-      stream?.port1.close();
+      stream.port1.close();
     }
   }
 
-  #follow(job: Extract<Job, { op: 'follow' }>, port: MessagePort): Promise<FollowResult> {
-    return new Promise((resolve, reject) => {
-      if (this.#closed) return reject(this.#closed);
-      this.#follower ??= this.#startLane();
-      this.#send(this.#follower, { job, transfer: [port], onProgress: undefined, onStart: undefined, resolve, reject });
-    });
+  /** Each layer's result as soon as it is there, and the digests of the file that holds the data of all. */
+  stack(
+    job: StackJob,
+    onProgress: (doneBytes: number, part: number) => void,
+  ): { readonly layers: readonly Promise<SpoolResult>[]; readonly digests: Promise<BlobDigests> } {
+    const resolvers: ((result: SpoolResult) => void)[] = [];
+    const digests = this.#enqueue<'stack'>(job, { onProgress, onPart: (part, result) => resolvers[part]!(result) });
+    const layers = job.layers.map(
+      () =>
+        new Promise<SpoolResult>((resolve, reject) => {
+          resolvers.push(resolve);
+          // What is there already stays; the layer that failed and those behind it fail with its error.
+          digests.catch(reject);
+        }),
+    );
+    return { layers, digests };
   }
 
   #enqueue<O extends keyof JobResults>(
     job: Job,
-    transfer: MessagePort[],
-    onProgress: ((doneBytes: number) => void) | undefined,
-    onStart: (() => void) | undefined,
+    { transfer = [], onProgress, onPart, onStart }: Partial<Waiting>,
   ): Promise<JobResults[O]> {
     return new Promise((resolve, reject) => {
       if (this.#closed) return reject(this.#closed);
-      this.#queue.push({ job, transfer, onProgress, onStart, resolve, reject });
+      this.#queue.push({ job, transfer, onProgress, onPart, onStart, resolve, reject });
       this.#dispatch();
     });
   }
@@ -141,7 +142,11 @@ export class LayerPool {
     const waiting = lane.jobs.get(reply.id);
     if (waiting === undefined) return;
     if (reply.kind === 'progress') {
-      waiting.onProgress?.(reply.doneBytes);
+      waiting.onProgress?.(reply.doneBytes, reply.part);
+      return;
+    }
+    if (reply.kind === 'part') {
+      waiting.onPart?.(reply.part, reply.result);
       return;
     }
     lane.jobs.delete(reply.id);
@@ -151,7 +156,6 @@ export class LayerPool {
   }
 
   #lost(lane: Lane, error: Error): void {
-    if (this.#follower === lane) this.#follower = undefined;
     const at = this.#lanes.indexOf(lane);
     if (at >= 0) this.#lanes.splice(at, 1);
     for (const waiting of lane.jobs.values()) waiting.reject(error);
@@ -163,12 +167,11 @@ export class LayerPool {
   async close(reason = new Error('the conversion was ended')): Promise<void> {
     this.#closed ??= reason;
     for (const waiting of this.#queue.splice(0)) waiting.reject(reason);
-    const lanes = [...this.#lanes, ...(this.#follower === undefined ? [] : [this.#follower])];
-    for (const lane of lanes) {
+    for (const lane of this.#lanes) {
       for (const waiting of lane.jobs.values()) waiting.reject(reason);
       lane.jobs.clear();
     }
-    await Promise.all(lanes.map((lane) => lane.worker.terminate()));
+    await Promise.all(this.#lanes.map((lane) => lane.worker.terminate()));
   }
 }
 

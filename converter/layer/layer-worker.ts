@@ -1,18 +1,10 @@
 /** The worker thread's end of the layer pool: takes jobs one at a time, answers with results or errors. */
 import { type MessagePort, parentPort } from 'node:worker_threads';
-import { digestOverRuns, followSpool, hashChunks, SpoolHasher } from './hash-runs.ts';
 import { packError, unpackError } from './job-error.ts';
-import type {
-  FollowJob,
-  FollowMessage,
-  SpoolJob,
-  StreamChunk,
-  StreamGrant,
-  WorkerReply,
-  WorkerRequest,
-} from './layer-job.ts';
+import type { SpoolJob, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
+import { makeBlob } from './make-blob.ts';
 import { transferList } from './spool-format.ts';
-import { spoolLayer } from './spool-layer.ts';
+import { type SpoolContext, spoolLayer, spoolStack } from './spool-layer.ts';
 
 const PROGRESS_BYTES = 4 << 20;
 /** How far a stream may run ahead of the parser. */
@@ -25,41 +17,34 @@ port.on('message', async ({ id, job }: WorkerRequest) => {
   try {
     switch (job.op) {
       case 'spool': {
-        const { follower } = job;
-        const hasher = follower === 'self' ? new SpoolHasher(job.dataPath) : undefined;
-        const settle = (message: FollowMessage) => {
-          if (follower === 'self') hasher!.advance(message.settledBytes);
-          else follower?.postMessage(message);
-        };
-        try {
-          const result = await spoolLayer(job, {
-            openStream: () => streamOf(job),
-            progress: throttled((doneBytes) => reply({ id, kind: 'progress', doneBytes })),
-            settled: (settledBytes) => settle({ settledBytes }),
-          });
-          settle({ settledBytes: result.dataBytes, end: true });
-          reply({ id, kind: 'done', result: { ...result, digests: hasher?.finish() } }, transferList(result.index));
-        } finally {
-          hasher?.close();
-        }
+        const result = await spoolLayer(job, contextOf(id, job, 0));
+        reply({ id, kind: 'done', result }, transferList(result.index));
         break;
       }
-      case 'follow':
-        reply({ id, kind: 'done', result: await followSpool(job.path, settledOf(job)) });
+      case 'stack': {
+        const result = await spoolStack(
+          job,
+          (part) => contextOf(id, job.layers[part]!, part),
+          (part, layer) => reply({ id, kind: 'part', part, result: layer }, transferList(layer.index)),
+        );
+        reply({ id, kind: 'done', result });
         break;
-      case 'digest':
-        reply({ id, kind: 'done', result: await digestOverRuns(job.runs) });
-        break;
-      case 'chunks':
-        reply({ id, kind: 'done', result: await hashChunks(job.runs, job.out) });
+      }
+      case 'blob':
+        reply({ id, kind: 'done', result: await makeBlob(job.runs, job.out) });
         break;
     }
   } catch (error) {
-    // Whoever hashes the spool alongside must not wait for the rest of it.
-    if (job.op === 'spool' && job.follower !== 'self') job.follower?.close();
     reply({ id, kind: 'failed', error: packError(error) });
   }
 });
+
+function contextOf(id: number, job: SpoolJob, part: number): SpoolContext {
+  return {
+    openStream: () => streamOf(job),
+    progress: throttled((doneBytes) => reply({ id, kind: 'progress', part, doneBytes })),
+  };
+}
 
 function throttled(report: (doneBytes: number) => void): (doneBytes: number) => void {
   let next = PROGRESS_BYTES;
@@ -82,14 +67,6 @@ async function* streamOf(job: SpoolJob): AsyncGenerator<Buffer> {
     yield bytes;
     grant(bytes.length);
   }
-}
-
-async function* settledOf(job: FollowJob): AsyncGenerator<number> {
-  for await (const { settledBytes, end } of messagesOf<FollowMessage>(job.port)) {
-    yield settledBytes;
-    if (end) return;
-  }
-  throw new Error('the spool ended early');
 }
 
 /** A port's messages until it is closed from either end. */

@@ -3,7 +3,13 @@
  * can be taken without waiting for the event loop.
  */
 
+/** A source that takes back the memory of a chunk that has been copied: what it reads next goes there. */
+export interface RecyclingSource extends AsyncIterable<Buffer> {
+  recycle?(chunk: Buffer): void;
+}
+
 export class Prefetch {
+  private readonly source: RecyclingSource;
   private readonly iterator: AsyncIterator<Buffer>;
   private readonly boundBytes: number;
   private readonly signal: AbortSignal | undefined;
@@ -18,7 +24,8 @@ export class Prefetch {
   private wake: (() => void) | undefined = undefined;
   private readonly onAbort = () => this.settle();
 
-  constructor(source: AsyncIterable<Buffer>, boundBytes: number, signal: AbortSignal | undefined) {
+  constructor(source: RecyclingSource, boundBytes: number, signal: AbortSignal | undefined) {
+    this.source = source;
     this.iterator = source[Symbol.asyncIterator]();
     this.boundBytes = boundBytes;
     this.signal = signal;
@@ -56,9 +63,11 @@ export class Prefetch {
   copy(into: Buffer, start: number): number {
     let at = start;
     while (at < into.length && this.queued > 0) {
+      const first = this.chunks[0]!;
       const part = this.take(into.length - at);
       part.copy(into, at);
       at += part.length;
+      if (this.chunks[0] !== first) this.source.recycle?.(first);
     }
     return at - start;
   }

@@ -2,38 +2,50 @@
  * One layer, from its bytes to a spool: read, hash, inflate, hash, parse, write. Everything that is promised about a
  * layer's input is checked here: its size, its digest, its diff_id. Runs in a worker.
  */
-import { createHash, type Hash } from 'node:crypto';
-import { open } from 'node:fs/promises';
+import { type BlobDigests, createSha256, type Sha256 } from '#linux';
 import { fail } from '../errors.ts';
 import { codecFor } from './cluster-codec.ts';
+import { DataFile, DIRECT_FROM_BYTES } from './data-file.ts';
 import { decompress } from './decompress.ts';
 import type { Entry, EntryHandler } from './entry.ts';
 import { underPrefix } from './entry-prefix.ts';
+import { FileRange } from './file-range.ts';
 import { FileSpool } from './file-spool.ts';
 import { readFolder } from './folder-reader.ts';
-import type { SpoolJob, SpoolResult } from './layer-job.ts';
+import type { SpoolJob, SpoolResult, StackJob } from './layer-job.ts';
+import type { RecyclingSource } from './prefetch.ts';
 import { SpoolIndexWriter } from './spool-format.ts';
 import { TarReader } from './tar-reader.ts';
-
-const READ_BYTES = 2 << 20;
 
 export interface SpoolContext {
   /** The bytes of a `stream` source. */
   openStream(): AsyncIterable<Buffer>;
   /** Bytes of the blob consumed so far. */
   progress(doneBytes: number): void;
-  /** How much of the data spool will not change any more: for whoever hashes it alongside. */
-  settled?(dataBytes: number): void;
 }
 
-export async function spoolLayer(job: SpoolJob, context: SpoolContext): Promise<SpoolResult> {
+/** `into`: where its data goes, see FileSpoolOptions. */
+export async function spoolLayer(job: SpoolJob, context: SpoolContext, into?: DataFile): Promise<SpoolResult> {
   const { source } = job;
-  if (source.kind === 'folder') return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context));
-  return spoolEntries(
-    job,
-    (handler) => spoolTar(job, source, handler, context),
-    (bytes) => context.settled?.(bytes),
-  );
+  if (source.kind === 'folder') {
+    return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context), into);
+  }
+  return spoolEntries(job, (handler) => spoolTar(job, source, handler, context), into);
+}
+
+/** Layers one after the other, their data in one file: a blob as it is if nothing of it dies. */
+export async function spoolStack(
+  job: StackJob,
+  contextOf: (part: number) => SpoolContext,
+  onPart: (part: number, result: SpoolResult) => void,
+): Promise<BlobDigests> {
+  const data = new DataFile(job.dataPath, { hash: true, directFromBytes: DIRECT_FROM_BYTES });
+  try {
+    for (const [part, layer] of job.layers.entries()) onPart(part, await spoolLayer(layer, contextOf(part), data));
+    return (await data.finish())!;
+  } finally {
+    await data.close();
+  }
 }
 
 /** What a layer's reader knows about its input when it is done. */
@@ -45,32 +57,36 @@ export interface InputFacts {
   readonly notes: readonly string[];
 }
 
-export type SpoolTarget = Pick<SpoolJob, 'layer' | 'dataPath' | 'tailPath' | 'tailLimitBytes' | 'codec'>;
+export type SpoolTarget = Pick<
+  SpoolJob,
+  'layer' | 'dataPath' | 'tailPath' | 'tailLimitBytes' | 'codec' | 'becomesBlob'
+>;
 
 /** Spools whatever `read` tells its handler. */
 export async function spoolEntries(
   target: SpoolTarget,
-  read: (handler: EntryHandler & { readonly fileBytes: number }) => Promise<InputFacts>,
-  onSettled?: (bytes: number) => void,
+  read: (handler: SpoolHandler) => Promise<InputFacts>,
+  into?: DataFile,
 ): Promise<SpoolResult> {
   const codec = target.codec === undefined ? undefined : codecFor(target.codec);
   const files = new FileSpool(target.dataPath, target.tailPath, {
     tailLimitBytes: target.tailLimitBytes,
     codec,
-    onSettled,
+    becomesBlob: target.becomesBlob,
+    into,
   });
   try {
     const index = new SpoolIndexWriter();
     const handler = new SpoolHandler(target.layer, index, files);
     const facts = await read(handler);
-    const { dataBytes } = files.finish();
-    return { index: index.finish(), ...facts, dataBytes, fileBytes: handler.fileBytes };
+    const { dataOffset, dataBytes, digests } = await files.finish();
+    return { index: index.finish(), ...facts, dataOffset, dataBytes, fileBytes: handler.fileBytes, digests };
   } finally {
-    files.close();
+    await files.close();
   }
 }
 
-class SpoolHandler implements EntryHandler {
+export class SpoolHandler implements EntryHandler {
   readonly #layer: number;
   readonly #index: SpoolIndexWriter;
   readonly #files: FileSpool;
@@ -107,35 +123,40 @@ class SpoolHandler implements EntryHandler {
     this.#index.add(this.#file!, data);
     this.#file = undefined;
   }
+
+  /** See FileSpool.catchUp. */
+  catchUp(beside?: { readonly stream: Sha256; readonly bytes: Buffer }): Promise<void> {
+    return this.#files.catchUp(beside);
+  }
 }
 
 async function spoolTar(
   job: SpoolJob,
   source: Exclude<SpoolJob['source'], { kind: 'folder' }>,
-  handler: EntryHandler,
+  handler: SpoolHandler,
   context: SpoolContext,
 ): Promise<InputFacts> {
-  const blobHash = job.digest === undefined ? undefined : createHash('sha256');
+  const blobHash = job.digest === undefined ? undefined : createSha256();
   const blob = new CountedSource(
-    source.kind === 'file' ? readFileRange(source.path, source.offset, source.sizeBytes) : context.openStream(),
+    source.kind === 'file' ? new FileRange(source.path, source.offset, source.sizeBytes) : context.openStream(),
     blobHash,
     context,
     job,
   );
   // A tar that nobody vouches for has nothing to be compared with.
-  const tarHash = job.diffId === undefined ? undefined : createHash('sha256');
+  const tarHash = job.diffId === undefined ? undefined : createSha256();
   const reader = new TarReader(underPrefix(job.prefix, handler), { label: job.label });
   let tarBytes = 0;
   for await (const chunk of decompress(blob, job.compression, { label: job.label })) {
-    tarHash?.update(chunk);
     tarBytes += chunk.length;
     reader.push(chunk);
+    await handler.catchUp(tarHash && { stream: tarHash, bytes: chunk });
   }
   reader.end();
   await blob.drain();
   checkSize(job, blob.bytes);
   if (blobHash !== undefined) checkDigest('LAYER_DIGEST', job, blobHash, job.digest!);
-  const diffId = tarHash && `sha256:${tarHash.digest('hex')}`;
+  const diffId = tarHash && `sha256:${tarHash.digest().toString('hex')}`;
   if (job.diffId !== diffId) {
     throw fail('LAYER_DIFF_ID', { layer: job.label, expected: job.diffId, actual: diffId });
   }
@@ -148,15 +169,15 @@ function checkSize(job: SpoolJob, actual: number): void {
   }
 }
 
-function checkDigest(code: 'LAYER_DIGEST', job: SpoolJob, hash: Hash, expected: string): void {
-  const actual = `sha256:${hash.digest('hex')}`;
+function checkDigest(code: 'LAYER_DIGEST', job: SpoolJob, hash: Sha256, expected: string): void {
+  const actual = `sha256:${hash.digest().toString('hex')}`;
   if (actual !== expected) throw fail(code, { layer: job.label, expected, actual });
 }
 
 async function spoolFolder(
   job: SpoolJob,
   path: string,
-  handler: EntryHandler & { readonly fileBytes: number },
+  handler: SpoolHandler,
   context: SpoolContext,
 ): Promise<InputFacts> {
   const { notes } = await readFolder(path, underPrefix(job.prefix, handler));
@@ -165,15 +186,17 @@ async function spoolFolder(
 }
 
 /** Hashes and counts a blob as the decompressor takes it, and lets the rest of it be read when that stopped early. */
-class CountedSource implements AsyncIterable<Buffer> {
+class CountedSource implements RecyclingSource {
+  readonly #source: RecyclingSource;
   readonly #iterator: AsyncIterator<Buffer>;
-  readonly #hash: Hash | undefined;
+  readonly #hash: Sha256 | undefined;
   readonly #context: SpoolContext;
   readonly #job: SpoolJob;
   bytes = 0;
   #done = false;
 
-  constructor(source: AsyncIterable<Buffer>, hash: Hash | undefined, context: SpoolContext, job: SpoolJob) {
+  constructor(source: RecyclingSource, hash: Sha256 | undefined, context: SpoolContext, job: SpoolJob) {
+    this.#source = source;
     this.#iterator = source[Symbol.asyncIterator]();
     this.#hash = hash;
     this.#context = context;
@@ -198,34 +221,11 @@ class CountedSource implements AsyncIterable<Buffer> {
     return { next: () => this.#next() };
   }
 
+  recycle(chunk: Buffer): void {
+    this.#source.recycle?.(chunk);
+  }
+
   async drain(): Promise<void> {
     while (!this.#done) await this.#next();
-  }
-}
-
-/** A part of a file, the next block always on its way. @throws LAYER_SIZE when the file is shorter. */
-export async function* readFileRange(path: string, offset: number, sizeBytes: number): AsyncGenerator<Buffer> {
-  const file = await open(path, 'r');
-  try {
-    let position = 0;
-    const readNext = () => {
-      const length = Math.min(READ_BYTES, sizeBytes - position);
-      const at = offset + position;
-      position += length;
-      return length === 0 ? undefined : file.read(Buffer.allocUnsafe(length), 0, length, at);
-    };
-    let pending = readNext();
-    while (pending !== undefined) {
-      const { bytesRead, buffer } = await pending;
-      if (bytesRead < buffer.length) {
-        const end = position - buffer.length + bytesRead;
-        if (bytesRead === 0) throw fail('LAYER_SIZE', { layer: path, expected: sizeBytes, actual: end });
-        position = end;
-      }
-      pending = readNext();
-      yield bytesRead < buffer.length ? buffer.subarray(0, bytesRead) : buffer;
-    }
-  } finally {
-    await file.close();
   }
 }

@@ -8,6 +8,7 @@ import { type Digest, digestOf, hexOf, isDigest, isDsecError, messageOf } from '
 import { fail } from '../errors.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
 import { isImageName, parseImageName } from '../store/image-name.ts';
+import { listTraces, type TraceRow } from '../trace/trace-store.ts';
 import { type Collected, collectGarbage } from './collect-garbage.ts';
 import { readConfig } from './config.ts';
 import type { ErofsLayer, Image, ImageKind, OciConfig } from './image.ts';
@@ -214,6 +215,8 @@ export interface InspectedImage extends ImageSizes {
   /** Bottom first. */
   readonly layers: readonly InspectedLayer[];
   readonly config: OciConfig;
+  /** Kept traces of its starts, by name. */
+  readonly traces: readonly TraceRow[];
   /** The manifest, as it is stored. */
   readonly manifest: unknown;
 }
@@ -249,6 +252,7 @@ export async function inspectImage(store: BlobStore, nameOrDigest: string): Prom
     ...sizesOf(image),
     layers,
     config: await readConfig(store, image),
+    traces: await listTraces(store, image.manifestDigest),
     manifest: JSON.parse((await store.readVerified(image.manifestDigest)).toString('utf8')),
   };
 }
@@ -313,7 +317,7 @@ export async function removeImage(
   } catch (error) {
     // The name is gone, which is what was asked for; the blobs are no more than wasted space.
     if (!isDsecError(error)) throw error;
-    return { name: full, digest, deleted: [], freedBytes: 0, kept: 0, problem: messageOf(error) };
+    return { name: full, digest, deleted: [], freedBytes: 0, kept: 0, traces: 0, problem: messageOf(error) };
   }
 }
 

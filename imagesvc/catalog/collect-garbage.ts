@@ -1,7 +1,7 @@
 /**
  * Mark and sweep. A blob is deleted when no name leads to it, and nobody at work can be about to need it:
  *
- * - Marked is all that a ref's manifest names, and likewise its base image's manifest. If a ref or its manifest cannot be
+ * - Marked is all that a ref's manifest names, and likewise its base image's manifest. A trace lives as long as its manifest. If a ref or its manifest cannot be
  *   read, nothing is deleted: what it needs is unknown.
  * - Publishing waits while a collection runs (BlobStore.hold), and looks at all blobs of its image first: an image is
  *   published with all its blobs, or not at all.
@@ -15,6 +15,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { type Digest, isDigest, isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import type { BlobStore } from '../store/blob-store.ts';
+import { type KeptTrace, keptTraces, TRACE_RECORDS } from '../trace/trace-store.ts';
 import { BASE, MAX_MANIFEST_BYTES } from './manifest.ts';
 
 export const DEFAULT_GRACE_MS = 3600_000;
@@ -39,6 +40,8 @@ export interface Collected {
   readonly freedBytes: number;
   /** Blobs that no name leads to, left because they are young, or mounted, or because a process at work may need them. */
   readonly kept: number;
+  /** Traces that went with their images. */
+  readonly traces: number;
 }
 
 /** @throws CATALOG_GC_UNSAFE, STORE_BUSY */
@@ -51,13 +54,18 @@ export async function collectGarbage(store: BlobStore, options: CollectOptions =
     const startedMs = Date.now();
     const stagingMs = (await store.oldestStagingMs()) ?? Number.POSITIVE_INFINITY;
     const cutoffMs = Math.min(startedMs - graceMs, stagingMs);
+    const traces = await keptTraces(store);
     const live = await markLive(store, without);
     const candidates = onlyOf === undefined ? undefined : await reachable(store, onlyOf).catch(() => new Set([onlyOf]));
+    /** A trace lives as long as the manifest that it is of, whatever its own age. */
+    const traceBlobs = new Map<Digest, BlobFound | undefined>(traces.map(({ digest }) => [digest, undefined]));
     const deleted: Digest[] = [];
     let freedBytes = 0;
     let kept = 0;
     for await (const { digest, sizeBytes, modifiedMs } of store.listBlobs()) {
-      if (live.has(digest) || candidates?.has(digest) === false || only?.has(digest) === false) continue;
+      if (traceBlobs.has(digest)) traceBlobs.set(digest, { sizeBytes, modifiedMs });
+      if (live.has(digest) || traceBlobs.has(digest)) continue;
+      if (candidates?.has(digest) === false || only?.has(digest) === false) continue;
       if (inUse?.has(digest)) {
         kept++;
         continue;
@@ -70,10 +78,49 @@ export async function collectGarbage(store: BlobStore, options: CollectOptions =
       deleted.push(digest);
       freedBytes += sizeBytes;
     }
-    return { deleted: deleted.sort(), freedBytes, kept };
+    const gone = await dropTraces(store, traces, new Set(deleted), dryRun);
+    const needed = new Set(traces.filter((trace) => !gone.includes(trace)).map(({ digest }) => digest));
+    for (const digest of new Set(gone.map((trace) => trace.digest))) {
+      const found = traceBlobs.get(digest);
+      if (found === undefined || needed.has(digest) || live.has(digest) || inUse?.has(digest)) continue;
+      if (Math.round(found.modifiedMs) >= cutoffMs) {
+        kept++;
+        continue;
+      }
+      if (!dryRun) await store.deleteBlob(digest);
+      deleted.push(digest);
+      freedBytes += found.sizeBytes;
+    }
+    return { deleted: deleted.sort(), freedBytes, kept, traces: gone.length };
   } finally {
     await hold.release();
   }
+}
+
+interface BlobFound {
+  readonly sizeBytes: number;
+  readonly modifiedMs: number;
+}
+
+/** Takes away the records of traces of manifests that are gone. Returns those traces. */
+async function dropTraces(
+  store: BlobStore,
+  traces: readonly KeptTrace[],
+  deleted: ReadonlySet<Digest>,
+  dryRun: boolean,
+): Promise<KeptTrace[]> {
+  const gone = new Map<Digest, boolean>();
+  const dropped: KeptTrace[] = [];
+  for (const trace of traces) {
+    const { manifest, key } = trace;
+    if (!gone.has(manifest)) {
+      gone.set(manifest, deleted.has(manifest) || (await store.stat(manifest)) === undefined);
+    }
+    if (gone.get(manifest) !== true) continue;
+    if (!dryRun) await store.deleteRecord(TRACE_RECORDS, key);
+    dropped.push(trace);
+  }
+  return dropped;
 }
 
 async function markLive(store: BlobStore, without: string | undefined): Promise<Set<Digest>> {

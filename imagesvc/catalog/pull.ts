@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { type Digest, digestOf, hexOf, isDsecError, silent, systemCode } from '#base';
 import { fail } from '../errors.ts';
+import { PublishedProofs } from '../mount/published-proofs.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
 import { parseImageName } from '../store/image-name.ts';
 import { storeError } from '../store/system-error.ts';
@@ -68,12 +69,19 @@ export async function pullFrom(
     await inParallel(blobs, parallel, (blob, stop) => fetch.blob(blob, stop), signal);
   } catch (error) {
     // A broken connection says nothing against what has arrived and been verified: the next try goes on from there.
-    if (isDsecError(error) && error.retryable) await publishAll(store, fetched.values()).catch(() => {});
+    const arrived = new PublishedProofs(store);
+    if (isDsecError(error) && error.retryable) {
+      await publishAll(arrived, fetched.values()).catch(() => {});
+      await arrived.record();
+    }
     throw error;
   }
-  await publishAll(store, fetched.values());
+  const proofs = new PublishedProofs(store);
+  await publishAll(proofs, fetched.values());
+  const image = await publishManifest(store, name, manifest);
+  await proofs.record();
   return {
-    image: await publishManifest(store, name, manifest),
+    image,
     source: depot.description,
     fetchedBlobs: fetched.size,
     fetchedBytes: [...fetched.values()].reduce((total, { blob }) => total + blob.size, 0),
@@ -81,8 +89,8 @@ export async function pullFrom(
   };
 }
 
-async function publishAll(store: BlobStore, files: Iterable<{ blob: Descriptor; path: string }>): Promise<void> {
-  for (const { blob, path } of files) await store.putFile(path, blob.digest, blob.size);
+async function publishAll(to: PublishedProofs, files: Iterable<{ blob: Descriptor; path: string }>): Promise<void> {
+  for (const { blob, path } of files) await to.putFile(path, blob.digest, blob.size);
 }
 
 class Fetch {

@@ -15,6 +15,8 @@ export interface ShapingOptions {
   readonly inlineLimitBytes: number;
   readonly compress: string | undefined;
   readonly cuts: readonly number[];
+  /** What makes a profile another one; undefined without. */
+  readonly profile: string | undefined;
 }
 
 /** The key, or undefined when the source names no digests (folders, plain tars): those are read every time. */
@@ -24,5 +26,6 @@ export function conversionKey(image: SourceImage, options: ShapingOptions): stri
   const prefixes = image.layers.map((layer) => layer.prefix).filter((prefix) => prefix !== undefined);
   const facts = [CONVERTER_VERSION, digestOf(image.config), layers, options.kind, options.collapse];
   const shape = [options.collapseLimitBytes, options.inlineLimitBytes, options.compress ?? '', options.cuts];
-  return hexOf(digestOf(JSON.stringify([...facts, ...shape, ...prefixes])));
+  const profile = options.profile === undefined ? [] : [{ profile: options.profile }];
+  return hexOf(digestOf(JSON.stringify([...facts, ...shape, ...prefixes, ...profile])));
 }

@@ -2,7 +2,7 @@
  * Conversion as users know it: a source in, a named image in a store out. One image, or many whose shared layers are
  * converted once. Nothing is published unless all of an image is there; what is in the store already costs no work.
  */
-import { type Digest, isDigest, messageOf, type Progress } from '#base';
+import { type ByteString, type Digest, digestOf, isDigest, messageOf, type Progress } from '#base';
 import {
   type BuiltLayer,
   type CodecName,
@@ -33,6 +33,7 @@ export interface ConvertToStoreOptions {
   readonly collapseLimitBytes?: number;
   readonly inlineLimitBytes?: number;
   readonly compress?: CodecName;
+  readonly profile?: readonly ByteString[];
   /** See SourceOptions of the converter. */
   readonly platform?: Platform;
   readonly prefix?: string;
@@ -182,6 +183,8 @@ function shapeOf(options: ConvertToStoreOptions, cuts: ReadonlySet<number>): Sha
     inlineLimitBytes: options.inlineLimitBytes ?? DEFAULT_INLINE_LIMIT_BYTES,
     compress: options.compress,
     cuts: [...cuts].sort((a, b) => a - b),
+    // Without a path it lays out nothing, and is none.
+    profile: options.profile?.length ? digestOf(options.profile.join('\0')) : undefined,
   };
 }
 

@@ -1,6 +1,7 @@
 /** Opens what a `ViewHandle` names, in whatever thread: bytes that are there already, at once. */
 import { closeSync, openSync, readSync } from 'node:fs';
 import { ChunkView, type ChunkViewHandle } from '#chunk-cache';
+import { ReadLog, type ReadLogHandle } from './read-log.ts';
 import type { ViewHandle } from './served-blob.ts';
 
 export interface BlobView {
@@ -13,6 +14,23 @@ const NOTHING: BlobView = { readInto: () => false, close() {} };
 
 /** Never throws: what cannot be opened has nothing at once, and the reader finds out why. */
 export function openView(handle: ViewHandle): BlobView {
+  const view = openOf(handle);
+  return handle.log === undefined ? view : logged(view, handle.log);
+}
+
+/** Every read passes a view first, whoever answers it in the end. */
+function logged(view: BlobView, { shared, node }: ReadLogHandle): BlobView {
+  const log = new ReadLog(shared);
+  return {
+    readInto(target, at, offset, length) {
+      log.add(node, offset, length);
+      return view.readInto(target, at, offset, length);
+    },
+    close: () => view.close(),
+  };
+}
+
+function openOf(handle: ViewHandle): BlobView {
   if (handle.kind === 'file') return openFile(handle.path);
   return handle.kind === 'chunks' ? openChunks(handle.chunks) : NOTHING;
 }

@@ -9,7 +9,14 @@
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { type Digest, messageOf } from '#base';
-import { type CachedBlob, type ChunkCache, openChunkCache, type RangeSource } from '#chunk-cache';
+import {
+  type ByteRange,
+  type CachedBlob,
+  type ChunkCache,
+  openChunkCache,
+  type RangeSource,
+  type StoredBlob,
+} from '#chunk-cache';
 import { readMountInfo } from '#linux';
 import { readRecords } from '../mount/mount-record.ts';
 import type { BlobReader, ServedBlob, ViewHandle } from './served-blob.ts';
@@ -33,6 +40,7 @@ export class CachedBlobs implements BlobReader {
   readonly #blobs = new Map<Digest, CachedBlob>();
   /** Digest -> when its path was last given out. */
   readonly #pinned = new Map<Digest, number>();
+  #prefetching = 0;
 
   private constructor(cache: ChunkCache, options: CachedBlobsOptions) {
     this.#cache = cache;
@@ -77,8 +85,48 @@ export class CachedBlobs implements BlobReader {
     }
   }
 
+  /** Begins to fetch ranges, in this order, behind what readers ask for. */
+  prefetch(digest: Digest, ranges: readonly ByteRange[]): void {
+    const blob = this.#blobs.get(digest);
+    if (blob === undefined) throw new Error(`no blob ${digest}`);
+    this.#prefetching++;
+    blob
+      .prefetch(ranges)
+      .catch((error: unknown) => this.#options.onFailure?.(digest, `fetched ahead: ${messageOf(error)}`))
+      .finally(() => {
+        this.#prefetching--;
+      });
+  }
+
+  /** Calls of `prefetch` that are not done. */
+  get prefetching(): number {
+    return this.#prefetching;
+  }
+
+  /** A byte a chunk, as the cache's map has them; undefined for a blob that is not shown. */
+  chunks(digest: Digest): Buffer | undefined {
+    return this.#blobs.get(digest)?.chunkBytes();
+  }
+
   stats(): unknown {
     return this.#cache.stats();
+  }
+
+  /** What is on disk, of blobs of this and earlier servers. */
+  stored(): StoredBlob[] {
+    return this.#cache.list();
+  }
+
+  /** Takes blobs off the disk that no mount names; those that went. Who reads one of them all the same has it fetched again. */
+  async forget(digests: readonly Digest[]): Promise<Digest[]> {
+    const named = this.#named();
+    const gone: Digest[] = [];
+    for (const digest of digests) {
+      if (named.has(digest) || this.#pinned.has(digest)) continue;
+      await this.#cache.remove(digest);
+      gone.push(digest);
+    }
+    return gone;
   }
 
   /** To be called now and then. */

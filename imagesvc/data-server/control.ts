@@ -7,13 +7,27 @@ import { type AddressInfo, createConnection, createServer, type Server, type Soc
 import { basename, dirname } from 'node:path';
 import { createInterface } from 'node:readline';
 import { isDsecError, messageOf } from '#base';
+import type { ByteRange } from '#chunk-cache';
 import { peerOf } from '#linux';
+import type { LayerFiles } from '../layer-server/layer-facts.ts';
 
 export type ControlRequest =
   /** Shows a blob. `chunkDigests`: base64. */
   | { readonly op: 'add'; readonly digest: string; readonly sizeBytes: number; readonly chunkDigests: string }
+  /** Of the layer server: shows a layer. */
+  | { readonly op: 'add-layer'; readonly layer: LayerFiles }
+  /** What is in the cache on disk: `StoredBlob`s. */
+  | { readonly op: 'cached' }
+  /** Takes blobs out of the cache, but for those that a mount names. Answered with those that went. */
+  | { readonly op: 'forget'; readonly digests: readonly string[] }
   | { readonly op: 'status' }
   | { readonly op: 'stats' }
+  /** Fetches ranges of a blob ahead of its readers, in this order; answered when it has begun. */
+  | { readonly op: 'prefetch'; readonly digest: string; readonly ranges: readonly ByteRange[] }
+  /** What the cache has of a blob. */
+  | { readonly op: 'chunks'; readonly digest: string }
+  /** What was read since it started to record (`record` of its configuration). */
+  | { readonly op: 'recorded' }
   /** Unmounts and ends. `force`: also while mounts use it. */
   | { readonly op: 'stop'; readonly force?: boolean }
   /** Puts a new version in the serving one's place. `server`: its command line, for the same Node. */

@@ -4,7 +4,7 @@
  *     <run>/data/lock            taken by whoever starts or reclaims a server
  *     <run>/data/<id>/state.json who serves, written before each effect; `sock`, the control socket; `log`
  *     <run>/data/<id>/mnt/       the FUSE mount: one file a blob
- *     <run>/data/<id>/blobs/     what is known of each blob (blob-registry.ts)
+ *     <run>/data/<id>/blobs/     what is known of each blob (blob-registry.ts), or of each layer (layer-registry.ts)
  *     <cache>/chunks/<id>/       the chunk cache, which outlives the server and the boot
  */
 import { createHash } from 'node:crypto';
@@ -22,12 +22,19 @@ export interface DataFolders {
   readonly blobs: string;
 }
 
-export function dataServerId(storeUrl: string): string {
-  return createHash('sha256').update(storeUrl).digest('hex').slice(0, 16);
+/** In place of a store's URL: the layer server (layer-server/), of which a run folder has one, for layers of all stores. */
+export const LAYERS = 'dsec:layers';
+
+export function dataServerId(storeUrl: string, runDir = ''): string {
+  const served = storeUrl === LAYERS ? `${LAYERS}:${runDir}` : storeUrl;
+  return createHash('sha256').update(served).digest('hex').slice(0, 16);
 }
 
 export function dataFolders(runDir: string, id: string): DataFolders {
-  const folder = join(runDir, 'data', id);
+  return foldersIn(join(runDir, 'data', id), id);
+}
+
+export function foldersIn(folder: string, id: string): DataFolders {
   return {
     id,
     folder,

@@ -7,12 +7,15 @@
 import { spawn } from 'node:child_process';
 import { closeSync, mkdirSync, openSync, readFileSync, realpathSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Digest, messageOf, processEntry, systemCode } from '#base';
+import { type Digest, hexOf, messageOf, processEntry, systemCode } from '#base';
+import type { ByteRange, StoredBlob } from '#chunk-cache';
 import { bootId, isAlive, lock, readMountInfo, umount } from '#linux';
 import { fail } from '../errors.ts';
+import type { LayerFiles } from '../layer-server/layer-facts.ts';
 import { type MountRecord, readRecords } from '../mount/mount-record.ts';
 import { textOf, withMountTable } from '../mount/mount-table.ts';
 import { type NodeFolders, nodeFolders } from '../mount/node-folders.ts';
+import type { RecordedReads } from '../trace/trace-from-reads.ts';
 import { askControl, type ControlRequest } from './control.ts';
 import {
   type DataFolders,
@@ -20,11 +23,12 @@ import {
   dataFolders,
   dataServerId,
   dataServerIds,
+  LAYERS,
   mountSourceOf,
   readState,
   removeTraces,
 } from './data-folders.ts';
-import type { AddedBlob, ServerStats } from './server-messages.ts';
+import type { AddedBlob, ChunkReport, ServerStats } from './server-messages.ts';
 import type { SupervisorConfig } from './supervisor.ts';
 import type { SupervisorMessage } from './supervisor-process.ts';
 
@@ -32,6 +36,8 @@ import type { SupervisorMessage } from './supervisor-process.ts';
 export interface DataServerPrograms {
   readonly supervisor: readonly string[];
   readonly server: readonly string[];
+  /** Of the layer server. */
+  readonly layers?: readonly string[];
 }
 
 export interface DataServerOptions extends Partial<NodeFolders> {
@@ -43,6 +49,8 @@ export interface DataServerOptions extends Partial<NodeFolders> {
   readonly threads?: number;
   readonly memoryBytes?: number;
   readonly capacityBytes?: number;
+  /** Notes every read, for `recorded`: for a server that is started for a trace. */
+  readonly record?: boolean;
 }
 
 export interface DataServerStatus {
@@ -61,6 +69,8 @@ export interface DataServerStatus {
 const IDLE_MS = 5 * 60_000;
 const START_TIMEOUT_MS = 60_000;
 const LOG_TAIL_BYTES = 600;
+/** Files that were never proved on this node are hashed. */
+const ADD_LAYER_TIMEOUT_MS = 30 * 60_000;
 
 /** A running server. */
 export class DataServer {
@@ -85,6 +95,22 @@ export class DataServer {
     return (await this.#ask(request)) as AddedBlob;
   }
 
+  /** Of the layer server: where the layer's tree is when this returns. @throws DATA_CONTROL */
+  async addLayer(layer: LayerFiles): Promise<string> {
+    await this.#ask({ op: 'add-layer', layer }, ADD_LAYER_TIMEOUT_MS);
+    return join(this.mountPoint, hexOf(layer.meta.digest));
+  }
+
+  /** What its cache has on disk. */
+  async cached(): Promise<StoredBlob[]> {
+    return (await this.#ask({ op: 'cached' })) as StoredBlob[];
+  }
+
+  /** Takes blobs out of its cache, but for those that a mount names; those that went. */
+  async forget(digests: readonly Digest[]): Promise<Digest[]> {
+    return (await this.#ask({ op: 'forget', digests })) as Digest[];
+  }
+
   async status(): Promise<DataServerStatus> {
     return (await this.#ask({ op: 'status' }, 5000)) as DataServerStatus;
   }
@@ -93,14 +119,33 @@ export class DataServer {
     return (await this.#ask({ op: 'stats' })) as ServerStats;
   }
 
+  /** Begins to fetch ranges of a blob that was added, in this order, behind whatever readers ask for. */
+  async prefetch(digest: Digest, ranges: readonly ByteRange[]): Promise<void> {
+    await this.#ask({ op: 'prefetch', digest, ranges });
+  }
+
+  /** What the cache has of a blob, a byte a chunk (`chunkFacts`); undefined when the server does not show the blob. */
+  async chunks(digest: Digest): Promise<Buffer | undefined> {
+    const { chunks } = (await this.#ask({ op: 'chunks', digest })) as ChunkReport;
+    return chunks === undefined ? undefined : Buffer.from(chunks, 'base64');
+  }
+
+  /** What was read, in order, since it started: of a server with `record`. */
+  async recorded(): Promise<RecordedReads> {
+    return (await this.#ask({ op: 'recorded' })) as RecordedReads;
+  }
+
   /** @throws DATA_IN_USE unless `force`: mounts that use it then read errors */
   async stop(options: { force?: boolean } = {}): Promise<void> {
+    const supervisor = readState(this.#folders)?.supervisor;
     await this.#ask({ op: 'stop', force: options.force });
     for (let i = 0; i < 500 && readState(this.#folders) !== undefined; i++) await pause(10);
+    // What it has open is in use until it ends; that of layers may have somebody to serve whom no table shows.
+    for (let i = 0; i < 200 && supervisor !== undefined && isAlive(supervisor); i++) await pause(10);
   }
 
   /** Puts the serving code of this program in place of what serves now. Readers wait a moment. */
-  async replace(server: readonly string[] = serverCommand()): Promise<void> {
+  async replace(server: readonly string[] = serverCommand(this.storeUrl)): Promise<void> {
     const { restarts } = await this.status();
     await this.#ask({ op: 'replace', server, version: version() });
     for (let i = 0; i < 1000; i++) {
@@ -138,7 +183,7 @@ export async function ensureDataServer(storeUrl: string, options: DataServerOpti
   if (process.geteuid?.() !== 0) throw fail('DATA_NOT_ROOT', {});
   mkdirSync(nodeFolders(options).runDir, { recursive: true, mode: 0o755 });
   const { runDir, cacheDir } = resolvedFolders(options);
-  const folders = dataFolders(runDir, dataServerId(storeUrl));
+  const folders = dataFolders(runDir, dataServerId(storeUrl, runDir));
   const held = await lock(join(runDir, 'data', 'lock'), { timeoutMs: START_TIMEOUT_MS });
   try {
     const server = new DataServer(storeUrl, folders);
@@ -166,7 +211,7 @@ async function runningStatus(server: DataServer, folders: DataFolders): Promise<
       return await server.status();
     } catch (error) {
       // It may be about to end, having been unused for long.
-      if (!isAlive(state.supervisor)) return undefined;
+      if (!isAlive(state.supervisor) || readState(folders) === undefined) return undefined;
       if (tries > 100) throw error;
       await pause(50);
     }
@@ -179,12 +224,20 @@ export async function findDataServer(
   options: Partial<NodeFolders> = {},
 ): Promise<DataServer | undefined> {
   const { runDir } = resolvedFolders(options);
-  const folders = dataFolders(runDir, dataServerId(storeUrl));
+  const folders = dataFolders(runDir, dataServerId(storeUrl, runDir));
   const server = new DataServer(storeUrl, folders);
   return (await runningStatus(server, folders)) === undefined ? undefined : server;
 }
 
-function serverCommand(): string[] {
+function serverCommand(storeUrl: string, programs?: DataServerPrograms): readonly string[] {
+  if (storeUrl === LAYERS) {
+    const layers = processEntry(
+      'layer-server-process',
+      new URL('../layer-server/layer-server-process.ts', import.meta.url),
+    );
+    return programs?.layers ?? layers;
+  }
+  if (programs !== undefined) return programs.server;
   return processEntry('data-server-process', new URL('./server-process.ts', import.meta.url));
 }
 
@@ -206,13 +259,14 @@ async function startSupervisor(
     runDir,
     cacheDir,
     storeUrl,
-    server: options.programs?.server ?? serverCommand(),
+    server: serverCommand(storeUrl, options.programs),
     version: version(),
-    transport: options.transport ?? 'auto',
+    transport: storeUrl === LAYERS ? 'raw' : (options.transport ?? 'auto'),
     idleMs: options.idleMs ?? IDLE_MS,
     threads: options.threads,
     memoryBytes: options.memoryBytes,
     capacityBytes: options.capacityBytes,
+    record: options.record,
     adopt: adopt ? { server: server!, canResend: canResend ?? false } : undefined,
   };
   const entry =
@@ -383,7 +437,9 @@ function umountLazily(path: string): void {
 /** Ends all servers of the node that nothing uses; with `force` all. For tests and shutdown. */
 export async function stopDataServers(options: Partial<NodeFolders> & { force?: boolean } = {}): Promise<void> {
   const { runDir } = resolvedFolders(options);
-  for (const row of listDataServers(options)) {
+  // The layer server first: it reads what the others show.
+  const rows = listDataServers(options).sort((a, b) => Number(b.storeUrl === LAYERS) - Number(a.storeUrl === LAYERS));
+  for (const row of rows) {
     if (row.state !== 'serving') continue;
     await new DataServer(row.storeUrl, dataFolders(runDir, row.id)).stop({ force: options.force });
   }

@@ -47,16 +47,21 @@ const MINOR = 45;
 /** Flags of INIT. */
 export const INIT_FLAG = {
   ASYNC_READ: 1 << 0,
+  EXPORT_SUPPORT: 1 << 4,
   BIG_WRITES: 1 << 5,
+  DO_READDIRPLUS: 1 << 13,
+  READDIRPLUS_AUTO: 1 << 14,
   ASYNC_DIO: 1 << 15,
   NO_OPEN_SUPPORT: 1 << 17,
   PARALLEL_DIROPS: 1 << 18,
+  POSIX_ACL: 1 << 20,
   MAX_PAGES: 1 << 22,
+  CACHE_SYMLINKS: 1 << 23,
   INIT_EXT: 1 << 30,
 } as const;
 
 /** The second 32 flags, sent beside INIT_EXT. */
-export const INIT_FLAG2 = { HAS_RESEND: 1 << 7 } as const;
+export const INIT_FLAG2 = { NO_EXPORT_SUPPORT: 1 << 6, HAS_RESEND: 1 << 7 } as const;
 
 export interface RequestHeader {
   lengthBytes: number;
@@ -139,9 +144,20 @@ export interface Agreement {
 
 const INIT_REPLY_BYTES = 64;
 
-/** Takes of the kernel's offer what this server uses. */
-export function encodeInitReply(into: Buffer, offer: KernelOffer): { bodyBytes: number; agreed: Agreement } {
+/** Flags of INIT. */
+export interface InitFlags {
+  readonly flags: number;
+  readonly flags2: number;
+}
+
+/** Takes of the kernel's offer what this server uses. `more`: what this file system shows beside flat files. */
+export function encodeInitReply(
+  into: Buffer,
+  offer: KernelOffer,
+  more: InitFlags = { flags: 0, flags2: 0 },
+): { bodyBytes: number; agreed: Agreement } {
   const wanted =
+    more.flags |
     INIT_FLAG.ASYNC_READ |
     INIT_FLAG.BIG_WRITES |
     INIT_FLAG.ASYNC_DIO |
@@ -150,7 +166,7 @@ export function encodeInitReply(into: Buffer, offer: KernelOffer): { bodyBytes: 
     INIT_FLAG.MAX_PAGES |
     INIT_FLAG.INIT_EXT;
   const flags = (wanted & offer.flags) >>> 0;
-  const flags2 = flags & INIT_FLAG.INIT_EXT ? (INIT_FLAG2.HAS_RESEND & offer.flags2) >>> 0 : 0;
+  const flags2 = flags & INIT_FLAG.INIT_EXT ? ((INIT_FLAG2.HAS_RESEND | more.flags2) & offer.flags2) >>> 0 : 0;
   const minor = Math.min(offer.minor, MINOR);
   const at = REPLY_BODY;
   into.fill(0, at, at + INIT_REPLY_BYTES);

@@ -8,15 +8,25 @@ import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { type Digest, digestFromHex, hexOf } from '#base';
-import type { LayerDevice } from '../catalog/image.ts';
+import type { Image, LayerDevice } from '../catalog/image.ts';
 import { fail } from '../errors.ts';
 import { type BlobFiles, storeBlobFiles } from '../mount/blob-files.ts';
 import { recordProof } from '../mount/blob-proof.ts';
 import { nodeFolders } from '../mount/node-folders.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
+import { TracePrefetch } from '../trace/trace-prefetch.ts';
 import { type DataServer, type DataServerOptions, ensureDataServer } from './data-server.ts';
 
-export type LazyOptions = DataServerOptions & { readonly store: BlobStore };
+/** A metadata image whose bytes are wrong is fetched this often. */
+const META_TRIES = 3;
+
+export type LazyOptions = DataServerOptions & {
+  readonly store: BlobStore;
+  /** Images whose traces are fetched ahead. */
+  readonly prefetch?: readonly Image[];
+  /** Told of a trace that is of no use, for people. */
+  readonly onTraceProblem?: (text: string) => void;
+};
 
 /**
  * Files for mountImage: of the store itself when it is a folder and `lazy` was not asked for, else lazy ones.
@@ -35,6 +45,7 @@ export function lazyBlobFiles(options: LazyOptions): BlobFiles {
   const { cacheDir } = nodeFolders(options);
   /** Blobs that are whole in the cache. */
   const whole = new Set<Digest>();
+  const ahead = new TracePrefetch(store, options.prefetch ?? [], options.onTraceProblem);
   let server: Promise<DataServer> | undefined;
   const started = () => {
     server ??= ensureDataServer(store.url, options);
@@ -43,18 +54,23 @@ export function lazyBlobFiles(options: LazyOptions): BlobFiles {
   return {
     async fileFor(blob, device) {
       if (device === undefined) return fetchMeta(store, blob, cacheDir);
-      const data = await started();
-      const digests = await chunkDigestsOf(store, device);
+      // Beside the rest, so that it costs no time; of no interest where the blob is whole in the cache.
+      const found = store.stat(blob.digest);
+      found.catch(() => {});
+      const [data, digests] = await Promise.all([started(), chunkDigestsOf(store, device)]);
       const added = await data.add(blob.digest, blob.size, digests);
       if (added.localPath !== undefined) {
         whole.add(blob.digest);
         return added.localPath;
       }
       whole.delete(blob.digest);
+      ahead.begin(data, blob.digest);
+      checkFound(store, blob, await found);
       return join(data.mountPoint, hexOf(blob.digest));
     },
     // Every chunk was verified when it came into the cache; the cache's own file is held to its map.
     verifiedOnRead: () => true,
+    handedOver: () => ahead.handedOver(),
     async lazyLayer(layer) {
       if (layer.devices.length === 0) return undefined;
       const blobs = layer.devices.map(({ blob }) => blob.digest);
@@ -66,6 +82,18 @@ export function lazyBlobFiles(options: LazyOptions): BlobFiles {
       };
     },
   };
+}
+
+/** What is not there, or cannot be the blob, is told by the mount and not by the first read. @throws MOUNT_BLOB_MISSING, MOUNT_DIGEST_MISMATCH */
+function checkFound(store: BlobStore, { digest, size }: Descriptor, found: { sizeBytes: number } | undefined): void {
+  if (found === undefined)
+    throw fail('MOUNT_BLOB_MISSING', { path: store.url, digest, reason: 'the store has no such blob' });
+  if (found.sizeBytes === size) return;
+  throw fail('MOUNT_DIGEST_MISMATCH', {
+    path: store.url,
+    digest,
+    found: `${found.sizeBytes} bytes in place of ${size}`,
+  });
 }
 
 /** @throws STORE_CHUNK_TABLE */
@@ -91,17 +119,13 @@ async function fetchMeta(store: BlobStore, meta: Descriptor, cacheDir: string): 
   mkdirSync(folder, { recursive: true, mode: 0o700 });
   const fresh = join(folder, `.${hexOf(meta.digest)}.${randomUUID()}`);
   try {
-    const hash = createHash('sha256');
-    const hashed = async function* () {
-      for await (const piece of store.stream(meta.digest)) {
-        hash.update(piece);
-        yield piece;
+    for (let tries = 1; ; tries++) {
+      const found = await download(store, meta.digest, fresh);
+      if (found === meta.digest) break;
+      // Perhaps only damaged on its way.
+      if (tries === META_TRIES) {
+        throw fail('MOUNT_DIGEST_MISMATCH', { path: store.url, digest: meta.digest, found: `digest ${found}` });
       }
-    };
-    await pipeline(Readable.from(hashed()), createWriteStream(fresh, { flags: 'wx', mode: 0o600 }));
-    const found = digestFromHex(hash.digest('hex'));
-    if (found !== meta.digest) {
-      throw fail('MOUNT_DIGEST_MISMATCH', { path: store.url, digest: meta.digest, found: `digest ${found}` });
     }
     renameSync(fresh, path);
   } finally {
@@ -109,4 +133,17 @@ async function fetchMeta(store: BlobStore, meta: Descriptor, cacheDir: string): 
   }
   await recordProof(path, meta.digest, cacheDir);
   return path;
+}
+
+/** Answers the digest of what came. */
+async function download(store: BlobStore, digest: Digest, path: string): Promise<Digest> {
+  const hash = createHash('sha256');
+  const hashed = async function* () {
+    for await (const piece of store.stream(digest)) {
+      hash.update(piece);
+      yield piece;
+    }
+  };
+  await pipeline(Readable.from(hashed()), createWriteStream(path, { mode: 0o600 }));
+  return digestFromHex(hash.digest('hex'));
 }

@@ -21,6 +21,8 @@ import {
   encodeInitReply,
   encodeReplyHeader,
   encodeResend,
+  type InitFlags,
+  type KernelOffer,
   OPCODE,
   REPLY_HEADER_BYTES,
   REQUEST_BUFFER_BYTES,
@@ -37,11 +39,25 @@ export interface FuseConnection {
   readonly connection: number;
 }
 
+/** What a file system shows. */
+export interface FuseShape {
+  /** More flags for the answer to the kernel's first request. */
+  initFlags(offer: KernelOffer): InitFlags;
+  /** Flags of mount(2). */
+  readonly mountFlags: number;
+}
+
+/** Blobs: flat files that nobody runs. */
+const FLAT_FILES: FuseShape = {
+  initFlags: () => ({ flags: 0, flags2: 0 }),
+  mountFlags: MS.RDONLY | MS.NOSUID | MS.NODEV | MS.NOEXEC,
+};
+
 /**
  * Mounts at `mountPoint` and answers the kernel's first request. Nothing is served yet.
  * @throws DATA_FUSE_UNAVAILABLE
  */
-export function connectFuse(mountPoint: string, source: string): FuseConnection {
+export function connectFuse(mountPoint: string, source: string, shape: FuseShape = FLAT_FILES): FuseConnection {
   let fd: number;
   try {
     fd = openSync('/dev/fuse', 'r+');
@@ -50,19 +66,19 @@ export function connectFuse(mountPoint: string, source: string): FuseConnection 
   }
   try {
     const options = `fd=${fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions`;
-    mount(source, mountPoint, 'fuse', MS.RDONLY | MS.NOSUID | MS.NODEV | MS.NOEXEC, options);
+    mount(source, mountPoint, 'fuse', shape.mountFlags, options);
   } catch (error) {
     closeSync(fd);
     throw fail('DATA_FUSE_UNAVAILABLE', { reason: messageOf(error) }, error);
   }
-  const agreed = agree(fd);
+  const agreed = agree(fd, shape);
   // Not by stat: nobody serves it yet.
   const device = mountsAt(mountPoint).at(-1)?.device ?? '0:0';
   setReadAheadOf(device, READ_AHEAD_KIB);
   return { fd, agreed, connection: Number(device.split(':')[1]) };
 }
 
-function agree(fd: number): Agreement {
+function agree(fd: number, shape: FuseShape): Agreement {
   const request = Buffer.alloc(REQUEST_BUFFER_BYTES);
   const lengthBytes = readSync(fd, request, 0, request.length, null);
   const header = emptyHeader();
@@ -71,7 +87,8 @@ function agree(fd: number): Agreement {
   if (header.opcode !== OPCODE.INIT) {
     throw fail('DATA_FUSE_UNAVAILABLE', { reason: `the kernel began with operation ${header.opcode}` });
   }
-  const { bodyBytes, agreed } = encodeInitReply(reply, decodeInit(request, lengthBytes));
+  const offer = decodeInit(request, lengthBytes);
+  const { bodyBytes, agreed } = encodeInitReply(reply, offer, shape.initFlags(offer));
   encodeReplyHeader(reply, bodyBytes, 0, header.uniqueLow, header.uniqueHigh);
   writeSync(fd, reply, 0, REPLY_HEADER_BYTES + bodyBytes);
   return agreed;
@@ -138,17 +155,7 @@ class RawTransport implements Transport {
   }
 
   stats(): TransportStats {
-    const rows: number[][] = [];
-    for (let at = 0; at < this.#count.length; at += COUNTERS) rows.push([...this.#count.subarray(at, at + COUNTERS)]);
-    const of = (index: number) => rows.reduce((sum, row) => sum + row[index]!, 0);
-    return {
-      reads: of(COUNTER.reads),
-      hits: of(COUNTER.hits),
-      failures: of(COUNTER.failures),
-      readBytes: of(COUNTER.readBytes),
-      resent: of(COUNTER.resent),
-      largestReadBytes: Math.max(...rows.map((row) => row[COUNTER.largestReadBytes]!)),
-    };
+    return statsOf(this.#count);
   }
 
   async #fetch([uniqueLow, uniqueHigh, node, offset, length]: ReadMessage): Promise<void> {
@@ -174,8 +181,23 @@ class RawTransport implements Transport {
   }
 }
 
+/** The sum of all threads' rows. */
+export function statsOf(count: Float64Array): TransportStats {
+  const rows: number[][] = [];
+  for (let at = 0; at < count.length; at += COUNTERS) rows.push([...count.subarray(at, at + COUNTERS)]);
+  const of = (index: number) => rows.reduce((sum, row) => sum + row[index]!, 0);
+  return {
+    reads: of(COUNTER.reads),
+    hits: of(COUNTER.hits),
+    failures: of(COUNTER.failures),
+    readBytes: of(COUNTER.readBytes),
+    resent: of(COUNTER.resent),
+    largestReadBytes: Math.max(...rows.map((row) => row[COUNTER.largestReadBytes]!)),
+  };
+}
+
 /** A thread ends by itself when the mount does; any other end is the server's. */
-function endOf(worker: Worker): Promise<void> {
+export function endOf(worker: Worker): Promise<void> {
   return new Promise((ended, failed) => {
     worker.once('error', failed);
     worker.once('exit', (code) => (code === 0 ? ended() : failed(new Error(`a serving thread ended with ${code}`))));

@@ -4,9 +4,15 @@
  */
 import type { Digest } from '#base';
 import type { ChunkViewHandle } from '#chunk-cache';
+import type { ReadLogHandle } from './read-log.ts';
 
 /** Where a thread of its own finds bytes that are there already. What it is of is the view's own business. */
-export type ViewHandle =
+export type ViewHandle = ViewOf & {
+  /** Where each read is noted. */
+  readonly log?: ReadLogHandle;
+};
+
+type ViewOf =
   /** The whole blob as a file. */
   | { readonly kind: 'file'; readonly path: string }
   /** Chunks of the cache, as far as they are on disk and verified. */

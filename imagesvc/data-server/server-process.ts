@@ -6,12 +6,14 @@
 import { messageOf } from '#base';
 import { openStore } from '../store/open-store.ts';
 import { remoteRangeSource } from '../store/store-range-source.ts';
+import type { RecordedReads } from '../trace/trace-from-reads.ts';
 import { BlobRegistry, type RegisteredBlob } from './blob-registry.ts';
 import { CachedBlobs } from './cached-blobs.ts';
 import { serveNative } from './native-transport.ts';
 import { serveRaw } from './raw-transport.ts';
+import { ReadLog } from './read-log.ts';
 import type { ServedBlob } from './served-blob.ts';
-import type { AddedBlob, FromServer, ServerConfig, ServerStats, ToServer } from './server-messages.ts';
+import type { AddedBlob, ChunkReport, FromServer, ServerConfig, ServerStats, ToServer } from './server-messages.ts';
 import type { Transport } from './transport.ts';
 
 const FUSE_FD = 3;
@@ -31,12 +33,13 @@ const cached = await CachedBlobs.open({
   capacityBytes: config.capacityBytes,
   onFailure: noteFailure,
 });
+const readLog = config.record === true ? new ReadLog() : undefined;
 const served = new Map<string, ServedBlob>();
 const registry = new BlobRegistry(config.blobs);
 for (const blob of registry.blobs) show(blob, registry.chunkDigests(blob));
 const transport = await serve();
 setInterval(() => cached.unpinUnused(), UNPIN_EVERY_MS).unref();
-process.on('message', hear);
+process.on('message', (message: ToServer) => void hear(message));
 tell({ event: 'ready' });
 await transport.ended;
 await cached.close().catch((error: unknown) => log(messageOf(error)));
@@ -50,17 +53,44 @@ async function serve(): Promise<Transport> {
 
 function show(blob: RegisteredBlob, chunkDigests: Buffer): ServedBlob {
   const { digest, sizeBytes, node } = blob;
-  const shown = { digest, sizeBytes, node, view: cached.add(digest, sizeBytes, chunkDigests) };
+  const view = { ...cached.add(digest, sizeBytes, chunkDigests), log: readLog && { shared: readLog.shared, node } };
+  const shown = { digest, sizeBytes, node, view };
   served.set(digest, shown);
   return shown;
 }
 
-function hear(message: ToServer): void {
+async function hear(message: ToServer): Promise<void> {
   try {
-    tell({ event: 'reply', id: message.id, value: message.op === 'add' ? add(message.blob) : stats() });
+    tell({ event: 'reply', id: message.id, value: await answer(message) });
   } catch (error) {
     tell({ event: 'failed', id: message.id, message: messageOf(error) });
   }
+}
+
+function answer(message: ToServer): unknown {
+  switch (message.op) {
+    case 'add':
+      return add(message.blob);
+    case 'stats':
+      return stats();
+    case 'cached':
+      return cached.stored();
+    case 'forget':
+      return cached.forget(message.digests);
+    case 'prefetch':
+      return cached.prefetch(message.digest, message.ranges);
+    case 'chunks':
+      return { chunks: cached.chunks(message.digest)?.toString('base64') } satisfies ChunkReport;
+    case 'recorded':
+      return recorded();
+  }
+}
+
+function recorded(): RecordedReads {
+  if (readLog === undefined) throw new Error('it was not started to record');
+  const { reads, dropped } = readLog.reads();
+  const digests = new Map([...served.values()].map(({ node, digest }) => [node, digest]));
+  return { reads: reads.map(({ node, ...read }) => ({ blob: digests.get(node)!, ...read })), dropped };
 }
 
 function add(blob: RegisteredBlob): AddedBlob {
@@ -72,7 +102,7 @@ function add(blob: RegisteredBlob): AddedBlob {
 }
 
 function stats(): ServerStats {
-  return { pid: process.pid, transport: transport.stats(), cache: cached.stats() };
+  return { pid: process.pid, transport: transport.stats(), cache: cached.stats(), prefetching: cached.prefetching };
 }
 
 function tell(message: FromServer): void {

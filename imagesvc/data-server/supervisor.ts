@@ -9,21 +9,15 @@
  * Ends when nothing has used the mount for a while (the kernel says so: MNT_EXPIRE), or when it is told to.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { closeSync, mkdirSync, readdirSync, readFileSync, readlinkSync, utimesSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { closeSync, mkdirSync, readFileSync, readlinkSync, renameSync, rmSync, utimesSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { messageOf, parseDigest, systemCode } from '#base';
-import {
-  isAlive,
-  type MountRow,
-  mountsAt,
-  type ProcessIdentity,
-  processIdentity,
-  readMountInfo,
-  takeDescriptor,
-  umount,
-} from '#linux';
+import { isAlive, type ProcessIdentity, processIdentity, takeDescriptor, tryLock, umount } from '#linux';
 import { fail } from '../errors.ts';
+import type { LayerFiles } from '../layer-server/layer-facts.ts';
+import { LayerRegistry } from '../layer-server/layer-registry.ts';
+import { LAYER_TREES } from '../layer-server/tree-protocol.ts';
 import { BlobRegistry } from './blob-registry.ts';
 import { type ControlRequest, serveControl } from './control.ts';
 import {
@@ -31,10 +25,13 @@ import {
   type DataFolders,
   type DataServerState,
   dataFolders,
+  foldersIn,
+  LAYERS,
   mountSourceOf,
   removeTraces,
   writeState,
 } from './data-folders.ts';
+import { hasCopies, mountedElsewhere, waiting } from './mount-in-use.ts';
 import { connectFuse, resend } from './raw-transport.ts';
 import type { FromServer, ServerConfig, ToServer } from './server-messages.ts';
 
@@ -52,6 +49,8 @@ export interface SupervisorConfig {
   readonly threads?: number;
   readonly memoryBytes?: number;
   readonly capacityBytes?: number;
+  /** See ServerConfig. */
+  readonly record?: boolean;
   /** A serving process whose supervisor is gone: the descriptor is taken from it. */
   readonly adopt?: { readonly server: ProcessIdentity; readonly canResend: boolean };
 }
@@ -59,6 +58,10 @@ export interface SupervisorConfig {
 /** Servers in a row that died before they served: then it is no accident. */
 const FAILED_STARTS = 12;
 const SERVER_FD = 3;
+/** Reads of files that may wait for a store take a thread each. */
+const READS_AT_ONCE = '32';
+
+type Unnumbered<T> = T extends unknown ? Omit<T, 'id'> : never;
 
 interface Pending {
   readonly message: ToServer;
@@ -68,8 +71,8 @@ interface Pending {
 
 export class Supervisor {
   readonly #config: SupervisorConfig;
-  readonly #folders: DataFolders;
-  readonly #registry: BlobRegistry;
+  #folders: DataFolders;
+  readonly #registry: BlobRegistry | LayerRegistry;
   #server: readonly string[];
   #version: string;
   #fd: number | undefined;
@@ -81,6 +84,10 @@ export class Supervisor {
   #failedStarts = 0;
   #restarts = 0;
   #stopping = false;
+  /** Unmounted, and serving whoever is still there. */
+  #fading = false;
+  #control: { close(): void } | undefined;
+  #timer: NodeJS.Timeout | undefined;
   #lastUseMs = performance.now();
   readonly #pending = new Map<number, Pending>();
   #nextId = 1;
@@ -97,7 +104,8 @@ export class Supervisor {
     this.#version = config.version;
     this.#folders = dataFolders(config.runDir, config.id);
     mkdirSync(this.#folders.folder, { recursive: true, mode: 0o700 });
-    this.#registry = new BlobRegistry(this.#folders.blobs);
+    const registry = config.storeUrl === LAYERS ? LayerRegistry : BlobRegistry;
+    this.#registry = new registry(this.#folders.blobs);
   }
 
   /** Mounts (or adopts) and serves. @throws DATA_FUSE_UNAVAILABLE, DATA_START_FAILED; nothing is left then */
@@ -110,8 +118,8 @@ export class Supervisor {
         this.#onFirst = { resolve, reject };
         this.#startServer();
       });
-      const control = await serveControl(this.#folders.socket, (request) => this.#answer(request));
-      void this.ended.then(() => control.close());
+      this.#control = await serveControl(this.#folders.socket, (request) => this.#answer(request));
+      void this.ended.then(() => this.#control?.close());
     } catch (error) {
       this.#stopping = true;
       this.#child?.kill('SIGKILL');
@@ -119,8 +127,12 @@ export class Supervisor {
       this.#remove();
       throw error;
     }
-    const timer = setInterval(() => this.#expire(), Math.max(100, this.#config.idleMs / 2));
-    void this.ended.then(() => clearInterval(timer));
+    this.#timer = setInterval(() => this.#expire(), Math.max(100, this.#config.idleMs / 2));
+    void this.ended.then(() => clearInterval(this.#timer));
+  }
+
+  get #showsLayers(): boolean {
+    return this.#config.storeUrl === LAYERS;
   }
 
   #mount(): void {
@@ -129,7 +141,8 @@ export class Supervisor {
     const { transport } = this.#config;
     if (transport !== 'native') {
       try {
-        const { fd, agreed } = connectFuse(mountPoint, mountSourceOf(id));
+        const shape = this.#showsLayers ? LAYER_TREES : undefined;
+        const { fd, agreed } = connectFuse(mountPoint, mountSourceOf(id), shape);
         this.#fd = fd;
         this.#canResend = agreed.canResend;
         this.#writeState();
@@ -154,7 +167,7 @@ export class Supervisor {
 
   #startServer(): void {
     if (this.#stopping) return;
-    const { id, runDir, cacheDir, storeUrl, threads, memoryBytes, capacityBytes } = this.#config;
+    const { id, runDir, cacheDir, storeUrl, threads, memoryBytes, capacityBytes, record } = this.#config;
     const config: ServerConfig = {
       storeUrl,
       transport: this.#transport,
@@ -162,13 +175,16 @@ export class Supervisor {
       blobs: this.#folders.blobs,
       chunks: chunksFolder(cacheDir, id),
       runDir,
+      cacheDir,
       id,
       threads,
       memoryBytes,
       capacityBytes,
+      record,
     };
     const child = spawn(process.execPath, [...this.#server, JSON.stringify(config)], {
       stdio: ['ignore', 'inherit', 'inherit', this.#fd ?? 'ignore', 'ipc'],
+      env: this.#showsLayers ? { ...process.env, UV_THREADPOOL_SIZE: READS_AT_ONCE } : process.env,
     });
     this.#child = child;
     this.#ready = false;
@@ -213,6 +229,14 @@ export class Supervisor {
       return;
     }
     this.#restarts++;
+    if (this.#fading) {
+      try {
+        resend(this.#fd!);
+      } catch {
+        return this.#finish();
+      }
+      return this.#startServer();
+    }
     if (!ready && ++this.#failedStarts >= FAILED_STARTS) return this.#giveUp('its servers die before they serve');
     if (this.#fd === undefined) {
       // A native mount is dead with its server. What was opened on it stays so; what comes next works.
@@ -233,7 +257,7 @@ export class Supervisor {
     this.#finish();
   }
 
-  #ask(message: { op: 'add'; blob: ReturnType<BlobRegistry['add']> } | { op: 'stats' }): Promise<unknown> {
+  #ask(message: Unnumbered<ToServer>): Promise<unknown> {
     const id = this.#nextId++;
     return new Promise((resolve, reject) => {
       const full = { ...message, id } as ToServer;
@@ -252,8 +276,13 @@ export class Supervisor {
         const chunks = Math.ceil(sizeBytes / (256 * 1024));
         if (digest === undefined || !Number.isSafeInteger(sizeBytes) || sizeBytes < 0) throw new Error('no such blob');
         if (chunkDigests.length !== chunks * 32) throw new Error('the chunk digests do not fit the size');
+        if (!(this.#registry instanceof BlobRegistry)) throw new Error('this server shows layers');
         return this.#ask({ op: 'add', blob: this.#registry.add(digest, sizeBytes, chunkDigests) });
       }
+      case 'add-layer':
+        this.#lastUseMs = performance.now();
+        if (!(this.#registry instanceof LayerRegistry)) throw new Error('this server shows blobs');
+        return this.#ask({ op: 'add-layer', layer: this.#registry.add(request.layer as LayerFiles) });
       case 'status':
         return {
           store: this.#config.storeUrl,
@@ -264,11 +293,25 @@ export class Supervisor {
           supervisor: process.pid,
           server: this.#child?.pid,
           restarts: this.#restarts,
-          blobs: this.#registry.blobs.length,
+          blobs: this.#registry instanceof BlobRegistry ? this.#registry.blobs.length : this.#registry.layers.length,
           mountPoint: this.#folders.mountPoint,
         };
+      case 'forget': {
+        const digests = Array.isArray(request.digests) ? request.digests.flatMap((one) => parseDigest(one) ?? []) : [];
+        return this.#ask({ op: 'forget', digests });
+      }
+      case 'cached':
       case 'stats':
-        return this.#ask({ op: 'stats' });
+      case 'recorded':
+        return this.#ask({ op: request.op });
+      case 'prefetch':
+      case 'chunks': {
+        const digest = parseDigest(request.digest);
+        if (digest === undefined) throw new Error('no such blob');
+        if (request.op === 'chunks') return this.#ask({ op: 'chunks', digest });
+        if (!Array.isArray(request.ranges)) throw new Error('no ranges');
+        return this.#ask({ op: 'prefetch', digest, ranges: request.ranges });
+      }
       case 'replace': {
         if (!this.#canResend) throw new Error('this kernel cannot send requests again: stop it and start it anew');
         this.#server = request.server;
@@ -286,15 +329,28 @@ export class Supervisor {
 
   /** @throws DATA_IN_USE unless `force` */
   stop(force: boolean): void {
-    if (this.#stopping) return;
-    if (!force) {
-      try {
-        umount(this.#folders.mountPoint);
-      } catch (error) {
-        if (systemCode(error) === 'EBUSY') throw fail('DATA_IN_USE', { store: this.#config.storeUrl });
-      }
-    } else this.#unmount({ lazy: true });
-    this.#endServer();
+    if (this.#stopping || this.#fading) return;
+    if (force) this.#unmount({ lazy: true });
+    else this.#unmountUnused();
+    // Whoever is left where no table shows it is served on.
+    // The answer goes out first.
+    if (this.#showsLayers && !force) setImmediate(() => this.#fadeOut());
+    else this.#endServer();
+  }
+
+  #unmountUnused(): void {
+    const inUse = () => fail('DATA_IN_USE', { store: this.#config.storeUrl });
+    if (this.#hasCopies()) throw inUse();
+    try {
+      umount(this.#folders.mountPoint);
+    } catch (error) {
+      if (systemCode(error) === 'EBUSY') throw inUse();
+    }
+  }
+
+  /** The layer server's mount is shown by others: each layer at its place. */
+  #hasCopies(): boolean {
+    return this.#showsLayers && hasCopies(mountSourceOf(this.#folders.id));
   }
 
   /** Threads that block in a read see the end of the mount; forced, there may be none yet. */
@@ -308,16 +364,47 @@ export class Supervisor {
     keepBuild(this.#server[0]);
     if (this.#stopping || performance.now() - this.#lastUseMs < this.#config.idleMs) return;
     // Files that are open through another namespace's copy of the mount do not make ours busy.
-    if (mountedElsewhere(mountSourceOf(this.#folders.id))) return;
+    if (mountedElsewhere(mountSourceOf(this.#folders.id)) || this.#hasCopies()) return;
+    // Whoever is starting a server sees this one there, or gone.
+    const held = this.#showsLayers ? tryLock(join(this.#config.runDir, 'data', 'lock')) : undefined;
+    if (this.#showsLayers && held === undefined) return;
+    try {
+      if (!this.#expireMount()) return;
+      log('unused: ending');
+      if (this.#showsLayers) this.#fadeOut();
+      else this.#endServer();
+    } finally {
+      held?.release();
+    }
+  }
+
+  /** False: it is in use, or was until now. */
+  #expireMount(): boolean {
     try {
       umount(this.#folders.mountPoint, { expire: true });
     } catch (error) {
       // EAGAIN: unused now, looked at again next time; EBUSY: in use.
-      if (['EAGAIN', 'EBUSY'].includes(systemCode(error) ?? '')) return;
+      if (['EAGAIN', 'EBUSY'].includes(systemCode(error) ?? '')) return false;
       log(`unmounting: ${messageOf(error)}`);
     }
-    log('unused: ending');
-    this.#endServer();
+    return true;
+  }
+
+  /**
+   * OverlayFS holds the layers below it by mounts that no table shows, also when it was detached itself and somebody still
+   * works in it. So the server ends by itself, when the kernel says that nobody is left; meanwhile it is out of the way of
+   * the next one.
+   */
+  #fadeOut(): void {
+    this.#fading = true;
+    clearInterval(this.#timer);
+    this.#control?.close();
+    this.#control = undefined;
+    const { folder, id } = this.#folders;
+    const aside = join(dirname(folder), `.${id}.${process.pid}`);
+    rmSync(this.#folders.state, { force: true });
+    renameSync(folder, aside);
+    this.#folders = foldersIn(aside, id);
   }
 
   #unmount(how: { lazy?: boolean }): void {
@@ -341,6 +428,7 @@ export class Supervisor {
 
   #remove(): void {
     removeTraces(this.#folders);
+    if (this.#fading) rmSync(this.#folders.folder, { recursive: true, force: true });
   }
 
   #writeState(): void {
@@ -388,42 +476,6 @@ function keepBuild(program: string | undefined): void {
     utimesSync(dirname(program), new Date(), new Date());
   } catch {
     // A checkout that cannot be written is not cleaned up either.
-  }
-}
-
-/**
- * Whether another mount namespace shows the file system in a mount of its own. Copies that follow ours (services of systemd
- * have them) do not count: unmounting reaches them, and fails while one of them is in use.
- */
-function mountedElsewhere(source: string): boolean {
-  const seen = new Set([readlinkSync('/proc/self/ns/mnt')]);
-  const group = readMountInfo()
-    .find((row) => row.source === source)
-    ?.propagation.find((one) => one.startsWith('shared:'))
-    ?.slice('shared:'.length);
-  const follows = ({ propagation }: MountRow) =>
-    group !== undefined && (propagation.includes(`shared:${group}`) || propagation.includes(`master:${group}`));
-  for (const pid of readdirSync('/proc')) {
-    if (!/^\d+$/.test(pid)) continue;
-    try {
-      const namespace = readlinkSync(`/proc/${pid}/ns/mnt`);
-      if (seen.has(namespace)) continue;
-      seen.add(namespace);
-      if (readMountInfo(Number(pid)).some((row) => row.source === source && !follows(row))) return true;
-    } catch {
-      // Ended meanwhile.
-    }
-  }
-  return false;
-}
-
-/** Requests that the kernel has no answer to; 1 when it does not say. */
-function waiting(mountPoint: string): number {
-  try {
-    const connection = mountsAt(mountPoint).at(-1)?.device.split(':')[1];
-    return Number(readFileSync(`/sys/fs/fuse/connections/${connection}/waiting`, 'latin1'));
-  } catch {
-    return 1;
   }
 }
 

@@ -7,7 +7,11 @@ import { type Collected, collectGarbage, DEFAULT_GRACE_MS } from '../catalog/col
 import { type NodeFolders, nodeFolders } from '../mount/node-folders.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { mountedBlobs } from './mounted-blobs.ts';
-import { type SweptCaches, sweepCaches } from './sweep-caches.ts';
+import { type SweptFiles, sweepCaches } from './sweep-caches.ts';
+import { type SweptChunks, sweepChunks } from './sweep-chunks.ts';
+
+/** What of the node's caches went. */
+export type SweptCaches = SweptFiles & SweptChunks;
 
 export interface CollectNodeOptions extends Partial<NodeFolders> {
   /** Says what would be deleted, and deletes nothing. */
@@ -25,10 +29,27 @@ export interface CollectedNode extends Collected {
 /** @throws CATALOG_GC_UNSAFE, STORE_BUSY */
 export async function collectNode(store: BlobStore, options: CollectNodeOptions = {}): Promise<CollectedNode> {
   const { dryRun = false, graceMs = DEFAULT_GRACE_MS } = options;
-  const { cacheDir } = nodeFolders(options);
   const inUse = new Set([...(await mountedBlobs(store, options)), ...(options.inUse ?? [])]);
   const collected = await collectGarbage(store, { dryRun, graceMs, inUse });
-  const gone = new Set(collected.deleted);
-  const caches = await sweepCaches(store, cacheDir, { dryRun, graceMs, inUse, gone });
+  const caches = await sweepNode(store, { ...options, dryRun, graceMs, inUse }, new Set(collected.deleted));
   return { ...collected, caches };
+}
+
+/** The node's caches alone: what they have of blobs that the store does not have. For stores that cannot be written, too. */
+export async function collectCaches(store: BlobStore, options: CollectNodeOptions = {}): Promise<SweptCaches> {
+  const { dryRun = false, graceMs = DEFAULT_GRACE_MS } = options;
+  const inUse = new Set([...(await mountedBlobs(store, options)), ...(options.inUse ?? [])]);
+  return sweepNode(store, { ...options, dryRun, graceMs, inUse }, new Set());
+}
+
+async function sweepNode(
+  store: BlobStore,
+  options: CollectNodeOptions & { dryRun: boolean; graceMs: number; inUse: ReadonlySet<Digest> },
+  gone: ReadonlySet<Digest>,
+): Promise<SweptCaches> {
+  const folders = nodeFolders(options);
+  const { dryRun, graceMs, inUse } = options;
+  const files = await sweepCaches(store, folders.cacheDir, { dryRun, graceMs, inUse, gone });
+  const { chunkBlobs, freedBytes, busy } = await sweepChunks(store, folders, { dryRun, inUse, gone });
+  return { ...files, chunkBlobs, freedBytes: files.freedBytes + freedBytes, busy };
 }

@@ -21,6 +21,7 @@ export async function mountedBlobs(store: BlobStore, folders: Partial<NodeFolder
     const manifest = record.image?.manifest;
     // It may be of another store.
     if (manifest !== undefined) for (const digest of await here(reachable(store, manifest), [])) needed.add(digest);
+    for (const { blobs } of record.lazy ?? []) for (const digest of blobs) needed.add(digest);
     for (const meta of record.layers) {
       if (needed.has(meta)) continue;
       needed.add(meta);

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { type Digest, digestFromHex, digestOf, systemCode } from '#base';
 import type { BlobStore } from '../store/blob-store.ts';
 
-export interface SweptCaches {
+export interface SweptFiles {
   readonly proofs: number;
   readonly metaCopies: number;
   readonly freedBytes: number;
@@ -19,7 +19,7 @@ export async function sweepCaches(
   store: BlobStore,
   cacheDir: string,
   options: { dryRun: boolean; graceMs: number; inUse: ReadonlySet<Digest>; gone: ReadonlySet<Digest> },
-): Promise<SweptCaches> {
+): Promise<SweptFiles> {
   const { dryRun, graceMs, inUse, gone } = options;
   const beforeMs = Date.now() - graceMs;
   let freedBytes = 0;

@@ -22,6 +22,8 @@ export interface BlobFiles {
   verifiedOnRead?(blob: Descriptor): boolean;
   /** What the mount's record says of a layer whose files a data server answers for, asked once they are found. */
   lazyLayer?(layer: ErofsLayer): Promise<LazyLayer | undefined>;
+  /** When what is fetched beside the mount is in other hands: a process that only mounts waits for it before it ends. */
+  handedOver?(): Promise<void>;
 }
 
 /** The blobs of a store that is a folder, as they lie there. */

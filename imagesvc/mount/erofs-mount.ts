@@ -14,6 +14,7 @@ import { hexOf, isDsecError, systemCode } from '#base';
 import {
   attachLoop,
   attachMount,
+  createBind,
   createMount,
   type LoopDevice,
   MOUNT_ATTR,
@@ -29,20 +30,35 @@ import { checkDeviceTags } from './device-tags.ts';
 import type { LazyLayer } from './mount-record.ts';
 import { refusal } from './refusal.ts';
 
-/** How the kernel reads the layer. `auto`: files, and loop devices where they are refused. */
-export type Backing = 'auto' | 'file' | 'loop';
+/**
+ * How the layer is read: by the kernel's EROFS from files or through loop devices, or by our reader behind FUSE. `auto`: files,
+ * loop devices where they are refused, the reader where the kernel has no EROFS that reads the layer.
+ */
+export const BACKINGS = ['auto', 'file', 'loop', 'reader'] as const;
+export type Backing = (typeof BACKINGS)[number];
 
 export interface PreparedLayer {
   readonly layer: ErofsLayer;
   readonly meta: ProvenFile;
   /** In slot order. */
   readonly devices: readonly ProvenFile[];
+  /** Who serves the devices' data verifies it as it is read. */
+  readonly verifiedOnRead: boolean;
   /** Whether data is read around the page cache of the devices' file system (a FUSE server would be cached twice). */
   readonly directIo: boolean;
   /** Where a data server answers for the data. */
   readonly lazy?: LazyLayer;
+  /** Where our reader shows the layer, once it does: that is mounted then. */
+  tree?: ReaderTree;
   /** Closes the files. Safe to call twice; a mount made from them stays. */
   close(): void;
+}
+
+/** A layer as the layer server shows it. */
+export interface ReaderTree {
+  readonly path: string;
+  /** Id of the server. */
+  readonly server: string;
 }
 
 /**
@@ -58,19 +74,21 @@ export async function prepareLayer(layer: ErofsLayer, files: BlobFiles, cacheDir
     const meta = await openMeta(layer, files, cacheDir);
     opened.push(meta);
     checkDeviceTags(meta.fd, meta.path, layer);
-    let directIo = false;
+    let verifiedOnRead = false;
     for (const device of layer.devices) {
       const { blob } = device;
       const path = await files.fileFor(blob, device);
       if (files.verifiedOnRead?.(blob)) {
-        directIo = true;
+        verifiedOnRead = true;
         opened.push(openBlob(path, blob.digest));
       } else {
         opened.push(await openProven(path, blob.digest, blob.size, cacheDir));
       }
     }
     const lazy = await files.lazyLayer?.(layer);
-    return { layer, meta, devices: opened.slice(1), directIo, lazy, close };
+    // All whole in the cache: its files are read as a local store's are.
+    const directIo = verifiedOnRead && lazy?.served !== false;
+    return { layer, meta, devices: opened.slice(1), verifiedOnRead, directIo, lazy, close };
   } catch (error) {
     close();
     throw error;
@@ -127,7 +145,15 @@ function canBackErofs(path: string): boolean {
  * Mounts a prepared layer read-only at the folder `mountPoint`, in one step.
  * @throws MOUNT_FEATURE_MISSING, MOUNT_DENIED, MOUNT_REFUSED
  */
-export function mountErofs(prepared: PreparedLayer, mountPoint: string, backing: Backing = 'auto'): 'file' | 'loop' {
+export function mountErofs(
+  prepared: PreparedLayer,
+  mountPoint: string,
+  backing: Backing = 'auto',
+): Exclude<Backing, 'auto'> {
+  if (prepared.tree !== undefined) {
+    mountTree(prepared.tree, prepared, mountPoint);
+    return 'reader';
+  }
   if (backing !== 'loop') {
     try {
       const devices = prepared.devices.map((file) => file.kernelPath);
@@ -148,6 +174,15 @@ export function mountErofs(prepared: PreparedLayer, mountPoint: string, backing:
     throw layerRefusal(error, prepared, mountPoint);
   } finally {
     for (const loop of loops) loop.close();
+  }
+}
+
+/** A mount of its own, so that it is counted, listed and taken away like any layer's. */
+function mountTree({ path }: ReaderTree, prepared: PreparedLayer, mountPoint: string): void {
+  try {
+    attachMount(createBind(path, { readOnly: true }), mountPoint);
+  } catch (error) {
+    throw layerRefusal(error, prepared, mountPoint);
   }
 }
 

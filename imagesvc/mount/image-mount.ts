@@ -5,20 +5,32 @@
  *   1. prepareLayer (erofs-mount.ts) for each layer: find its files, prove them. Nothing is locked or mounted yet.
  *   2. withMountTable: the node's lock, and whatever earlier crashes have left is put right.
  *   3. a `mounting` record; from here on a crash is undone by the next command.
- *   4. mountErofs for each layer that is not mounted yet, at its place in the run folder.
+ *   4. mountErofs for each layer that is not mounted yet, at its place in the run folder. Where the kernel has no EROFS for
+ *      it, showLayer has had the layer server show it before, and that is bound there.
  *   5. one layer and no upper: a bind mount of it; else composeOverlay. Made detached; its mount id goes into the record.
  *   6. attached at the target; the record says `mounted`.
  * A failure after 3 undoes it all before the error is thrown.
  */
 import { closeSync, fstatSync, realpathSync, statSync } from 'node:fs';
 import { resolve } from 'node:path';
-import { type Digest, failPoint, messageOf, nodePath, systemCode, textOf as textOfBytes } from '#base';
-import { attachMount, createBind, mountIdOf, mountIdOfFd, processIdentity, splitDevice, umount } from '#linux';
+import { type Digest, failPoint, isDsecError, messageOf, nodePath, systemCode, textOf as textOfBytes } from '#base';
+import {
+  attachMount,
+  createBind,
+  kernelHas,
+  mountIdOf,
+  mountIdOfFd,
+  processIdentity,
+  splitDevice,
+  umount,
+} from '#linux';
 import type { ErofsLayer, Image } from '../catalog/image.ts';
+import type { DataServerPrograms } from '../data-server/data-server.ts';
 import { fail } from '../errors.ts';
+import { showLayer } from '../layer-server/show-layer.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { type BlobFiles, storeBlobFiles } from './blob-files.ts';
-import { type Backing, mountErofs, type PreparedLayer, prepareLayer } from './erofs-mount.ts';
+import { BACKINGS, type Backing, mountErofs, type PreparedLayer, prepareLayer } from './erofs-mount.ts';
 import { type LazyLayer, type MountRecord, mountSource, newMountId, readRecords } from './mount-record.ts';
 import { type MountTable, type ReclaimReport, textOf, withMountTable } from './mount-table.ts';
 import { usersOf } from './mount-users.ts';
@@ -42,7 +54,10 @@ export interface MountOptions extends Partial<NodeFolders> {
   readonly upper?: string;
   /** `<upper>.work` by default. */
   readonly work?: string;
+  /** $DSEC_MOUNT_WITH, else `auto`. */
   readonly backing?: Backing;
+  /** In place of this program's own processes. */
+  readonly programs?: DataServerPrograms;
   /** `mount2` composes without the new mount API (for tests). */
   readonly overlayApi?: 'auto' | 'mount2';
 }
@@ -73,12 +88,34 @@ export async function mountImage(options: MountOptions): Promise<Mounted> {
   if (files === undefined) throw new TypeError('mountImage needs a store or files');
 
   const prepared: PreparedLayer[] = [];
+  const backing = options.backing ?? backingFromEnvironment();
   try {
     for (const layer of layers) prepared.push(await prepareLayer(layer, files, cacheDir));
-    return await withMountTable(runDir, (table) => mountPrepared(table, prepared, target, options));
+    const mountNow = () =>
+      withMountTable(runDir, (table) => mountPrepared(table, prepared, target, { ...options, backing }));
+    const show = async () => {
+      for (const layer of prepared) layer.tree = await showLayer(layer, { ...options, runDir, cacheDir });
+    };
+    if (backing === 'reader' || (backing === 'auto' && !kernelHas('erofs'))) await show();
+    try {
+      return await mountNow();
+    } catch (error) {
+      // An EROFS that does not know how the layer is written, or that can read from nothing here, is as good as none.
+      if (backing !== 'auto' || prepared[0]?.tree !== undefined || !lacksErofs(error)) throw error;
+      await show();
+      return await mountNow();
+    }
   } finally {
     for (const layer of prepared) layer.close();
   }
+}
+
+/** For tests, and for whoever has a reason: how layers are read. @throws MOUNT_WITH */
+function backingFromEnvironment(): Backing {
+  const wanted = process.env.DSEC_MOUNT_WITH || 'auto';
+  const known = BACKINGS.find((backing) => backing === wanted);
+  if (known === undefined) throw fail('MOUNT_WITH', { wanted, known: BACKINGS.join(', ') });
+  return known;
 }
 
 /** Of a layer that is there twice the topmost stays: it decides whatever the lower one could, and OverlayFS takes a folder once. */
@@ -163,11 +200,23 @@ function mountPrepared(
 function lazyLayers(table: MountTable, prepared: readonly PreparedLayer[]): LazyLayer[] | undefined {
   const mounted = table.mountedLayers();
   const known = table.ownRecords.flatMap((record) => record.lazy ?? []);
-  const found = prepared.flatMap(({ layer, lazy }) => {
-    const own = mounted.has(layer.meta.digest) ? known.find((one) => one.layer === layer.meta.digest) : lazy;
-    return own === undefined ? [] : [own];
+  const found = prepared.flatMap(({ layer, lazy, tree }) => {
+    const { digest } = layer.meta;
+    if (mounted.has(digest)) return distinctServers(known.filter((one) => one.layer === digest));
+    const shown = tree && { layer: digest, server: tree.server, served: true, reader: true, blobs: [] };
+    // The reader reads what the data server serves, in any case.
+    const below = lazy && tree ? { ...lazy, served: true } : lazy;
+    return [below, shown].filter((one) => one !== undefined);
   });
   return found.length === 0 ? undefined : found;
+}
+
+function lacksErofs(error: unknown): boolean {
+  return isDsecError(error, 'MOUNT_FEATURE_MISSING') || isDsecError(error, 'LINUX_LOOP_UNAVAILABLE');
+}
+
+function distinctServers(known: readonly LazyLayer[]): LazyLayer[] {
+  return [...new Map(known.map((one) => [one.server, one])).values()];
 }
 
 function mountLayers(table: MountTable, prepared: readonly PreparedLayer[], backing: Backing | undefined): void {
@@ -177,7 +226,8 @@ function mountLayers(table: MountTable, prepared: readonly PreparedLayer[], back
     if (mounted.has(digest)) continue;
     const folder = table.makeLayerFolder(digest);
     failPoint('mount-layer-folder');
-    if (layer.directIo) withErofsReadAhead(folder, READ_AHEAD_KIB, () => mountErofs(layer, folder, backing));
+    if (layer.directIo && layer.tree === undefined)
+      withErofsReadAhead(folder, READ_AHEAD_KIB, () => mountErofs(layer, folder, backing));
     else mountErofs(layer, folder, backing);
     failPoint('mount-layer');
   }

@@ -16,6 +16,8 @@ export interface LazyLayer {
   readonly server: string;
   /** Read through the server's mount; else straight from files of its cache. */
   readonly served: boolean;
+  /** The server is the layer server: it shows the layer's tree, whether or not its data is on this machine. */
+  readonly reader?: boolean;
   /** The data blobs: the cache keeps those that are whole. */
   readonly blobs: readonly Digest[];
 }

@@ -185,7 +185,9 @@ export class MountTable {
     const found: { layer: Digest; row: MountRow }[] = [];
     for (const row of this.#kernelRows()) {
       const name = row.mountPoint.startsWith(prefix) ? row.mountPoint.slice(prefix.length) : '';
-      if (/^[0-9a-f]{64}$/.test(name) && row.type === 'erofs') found.push({ layer: digestFromHex(name), row });
+      // The kernel's EROFS, or ours behind FUSE.
+      if (/^[0-9a-f]{64}$/.test(name) && (row.type === 'erofs' || row.type === 'fuse'))
+        found.push({ layer: digestFromHex(name), row });
     }
     return found;
   }

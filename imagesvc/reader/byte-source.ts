@@ -12,6 +12,8 @@ export interface ByteSource {
   readonly sizeBytes: number;
   /** Exactly `length` bytes; callers stay inside `sizeBytes`. The result may be shared: it must not be changed. */
   read(offset: number, length: number): Promise<Buffer>;
+  /** The same at once, from sources that can; undefined when it would have to wait for somebody. */
+  readNow?(offset: number, length: number): Buffer | undefined;
   close(): Promise<void>;
 }
 

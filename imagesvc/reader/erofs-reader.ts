@@ -155,6 +155,26 @@ export class ErofsReader {
     return out!;
   }
 
+  /** Like `read`, at once; undefined when a device would have to wait for its bytes. */
+  readNow(inode: Inode, offset: number, length: number): Buffer | undefined {
+    const wanted = Math.max(0, Math.min(length, inode.sizeBytes - offset));
+    if (wanted === 0) return Buffer.alloc(0);
+    let out: Buffer | undefined;
+    for (const extent of extentsOf(this.meta, inode, offset, offset + wanted)) {
+      const skip = Math.max(0, offset - extent.logical);
+      const count = Math.min(extent.length, offset + wanted - extent.logical) - skip;
+      if (extent.encoding === 'hole') {
+        out ??= Buffer.alloc(wanted);
+        continue;
+      }
+      const bytes = this.#extentNow(inode, extent, skip, count);
+      if (bytes === undefined || count === wanted) return bytes;
+      out ??= Buffer.alloc(wanted);
+      out.set(bytes, extent.logical + skip - offset);
+    }
+    return out!;
+  }
+
   /** A file's bytes in order, in pieces of up to 1 MiB. */
   async *stream(inode: Inode, offset = 0, length = inode.sizeBytes - offset): AsyncGenerator<Buffer> {
     const end = Math.min(offset + length, inode.sizeBytes);
@@ -193,6 +213,22 @@ export class ErofsReader {
     return this.#decode(inode, extent, stored).subarray(skip, skip + count);
   }
 
+  #extentNow(inode: Inode, extent: Extent, skip: number, count: number): Buffer | undefined {
+    if (extent.encoding === 'fragment') {
+      return this.readNow(this.#fragmentHolder(inode, extent), extent.offset + skip, count);
+    }
+    if (extent.device === 0) return this.#localBytes(inode, extent, skip, count);
+    const from = (offset: number, length: number) =>
+      this.#deviceSource(inode, extent.device, offset, length).readNow?.(offset, length);
+    if (extent.encoding === 'raw') return from(extent.offset + skip, count);
+    const known = this.#decoded;
+    if (known !== undefined && known.nid === inode.nid && known.logical === extent.logical) {
+      return known.bytes.subarray(skip, skip + count);
+    }
+    const stored = from(extent.offset, extent.storedLength);
+    return stored && this.#decode(inode, extent, stored).subarray(skip, skip + count);
+  }
+
   #localBytes(inode: Inode, extent: Extent, skip: number, count: number): Buffer {
     const { meta } = this;
     if (extent.encoding === 'fragment') {
@@ -218,6 +254,11 @@ export class ErofsReader {
   }
 
   async #device(inode: Inode, device: number, offset: number, length: number): Promise<Buffer> {
+    return this.#deviceSource(inode, device, offset, length).read(offset, length);
+  }
+
+  /** The device, which has these bytes. @throws EROFS_CORRUPT */
+  #deviceSource(inode: Inode, device: number, offset: number, length: number): ByteSource {
     const source = this.#devices[device - 1];
     if (source === undefined)
       throw this.meta.corrupt(inode.nid, `its data lies on device ${device}, which is not there`);
@@ -227,7 +268,7 @@ export class ErofsReader {
         `its data lies at byte ${offset} of device ${device}, ${length} bytes long, which has ${source.sizeBytes} bytes`,
       );
     }
-    return source.read(offset, length);
+    return source;
   }
 
   /** The packed inode, for an extent of another one that lies in it. */

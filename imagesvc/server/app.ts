@@ -26,6 +26,7 @@ import { imageRoutes } from './routes/images.ts';
 import { jobRoutes } from './routes/jobs.ts';
 import { nodeRoutes } from './routes/node.ts';
 import { operationRoutes } from './routes/operations.ts';
+import { traceRoutes } from './routes/traces.ts';
 import { ErrorSchema } from './schemas.ts';
 import { allows, type Caller, Tokens } from './tokens.ts';
 
@@ -179,7 +180,7 @@ export async function createImageService(options: ImageServiceOptions): Promise<
   });
 
   app.setErrorHandler((thrown, request, reply) => {
-    const error = dsecErrorOf(thrown, { bodyLimitBytes });
+    const error = dsecErrorOf(thrown, { bodyLimitBytes: request.routeOptions.bodyLimit ?? bodyLimitBytes });
     if (error.http >= 500) request.log.error({ err: thrown }, error.code);
     if (error.http === 401) reply.header('www-authenticate', 'Bearer');
     if (error.http === 429 || error.http === 503) reply.header('retry-after', 2);
@@ -213,6 +214,7 @@ export async function createImageService(options: ImageServiceOptions): Promise<
   imageRoutes(app, shared);
   jobRoutes(app, shared);
   nodeRoutes(app, shared);
+  traceRoutes(app, shared);
   await app.ready();
 
   let closing: Promise<void> | undefined;

@@ -49,6 +49,14 @@ export const ConvertBody = Type.Object(
     platform: Type.Optional(
       Type.String({ maxLength: 64, pattern: '^[a-z0-9._-]+/[a-z0-9._-]+(/[a-z0-9._-]+)?$', examples: ['linux/amd64'] }),
     ),
+    prefix: Type.Optional(
+      Type.String({
+        maxLength: 1024,
+        pattern: '^/[^\\u0000]*$',
+        description: 'Of tar: and dir:, the folder of the image that the tree is placed at',
+        examples: ['/workspace'],
+      }),
+    ),
     insecure: Type.Optional(Type.Boolean({ description: 'Plain HTTP, or TLS without checking certificates' })),
     credentials: Type.Optional(
       Type.String({ maxLength: 16_384, description: 'user:password for the registry; forgotten when the job ends' }),
@@ -133,6 +141,23 @@ export const ImageParams = Type.Object({
   image: Type.String({ minLength: 1, maxLength: 512, description: 'Name or digest, with / written as %2F' }),
 });
 
+export const TraceParams = Type.Object({
+  image: Type.String({ minLength: 1, maxLength: 512, description: 'Name or digest, with / written as %2F' }),
+  trace: Type.String({ minLength: 1, maxLength: 64, description: 'Name of the trace' }),
+});
+
+/** The whole of it is checked by what reads traces. */
+export const TraceBody = Type.Object({
+  format: Type.String(),
+  version: Type.Integer(),
+  image: Type.String({ description: "Digest of the image's manifest" }),
+  command: Type.Array(Type.String()),
+  truncated: Type.Optional(Type.Boolean()),
+  blobs: Type.Array(Type.Unknown(), { description: 'digest, sizeBytes' }),
+  chunks: Type.Array(Type.Unknown(), { description: '[blob, chunk, ms], in the order of the first touch' }),
+  files: Type.Array(Type.Unknown(), { description: 'path, sizeBytes, ms, ranges' }),
+});
+
 const TreePath = {
   path: Type.Optional(Type.String({ maxLength: 16_384, description: 'In the image; / by default' })),
   pathBase64: Type.Optional(
@@ -152,7 +177,20 @@ export const CatQuery = Type.Object(TreePath, exact);
 export const DiffQuery = Type.Object({ with: AnyImage, ignoreMtime: Type.Optional(Type.Boolean()) }, exact);
 export const RemoveQuery = Type.Object({ dryRun: Type.Optional(Type.Boolean()) }, exact);
 
-export const MountBody = Type.Object({ image: AnyImage, target: LocalPath, upper: Type.Optional(LocalPath) }, exact);
+export const MountBody = Type.Object(
+  {
+    image: AnyImage,
+    target: LocalPath,
+    upper: Type.Optional(LocalPath),
+    lazy: Type.Optional(
+      Type.Boolean({ description: 'Fetch data when it is read; always so where the store is no folder' }),
+    ),
+    prefetch: Type.Optional(
+      Type.Boolean({ description: 'Of a lazy mount: fetch ahead what traces say a start reads; true by default' }),
+    ),
+  },
+  exact,
+);
 export const MountParams = Type.Object({ id: Type.String({ pattern: '^[0-9a-f]{12}$' }) });
 export const UnmountQuery = Type.Object({ lazy: Type.Optional(Type.Boolean()) }, exact);
 
@@ -170,7 +208,14 @@ export const GcResult = Type.Object({
   deleted: Type.Array(Type.String()),
   freedBytes: Type.Number(),
   kept: Type.Integer({ description: 'Without a name, but young, mounted, or needed by who is at work' }),
-  caches: Type.Object({ proofs: Type.Integer(), metaCopies: Type.Integer(), freedBytes: Type.Number() }),
+  traces: Type.Integer({ description: 'Traces that went with their images' }),
+  caches: Type.Object({
+    proofs: Type.Integer(),
+    metaCopies: Type.Integer(),
+    chunkBlobs: Type.Integer(),
+    freedBytes: Type.Number(),
+    busy: Type.Boolean({ description: 'The chunk cache was left alone: its owner did not answer' }),
+  }),
 });
 
 /** An answer of some other type than JSON. */

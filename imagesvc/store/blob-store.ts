@@ -99,4 +99,8 @@ export interface BlobStore {
   /** `kind` and `key` are path-safe: [a-z0-9.-]+. A damaged record reads as undefined. */
   getRecord(kind: string, key: string): Promise<unknown>;
   putRecord(kind: string, key: string, value: unknown): Promise<void>;
+  /** Keys of that kind that begin with `prefix`, sorted. */
+  listRecords(kind: string, prefix?: string): Promise<string[]>;
+  /** None there is no error. */
+  deleteRecord(kind: string, key: string): Promise<void>;
 }

@@ -33,7 +33,7 @@ import { removeFile, replaceDamaged, settle, sizeOf, undefinedIfMissing } from '
 import type { BlobStore, DamagedRef, Hold, Ref, Staging } from './blob-store.ts';
 import { ensureFolder, FILE_MODE, readFully, syncFolder, writeNewFile } from './durable-file.ts';
 import { tryLock } from './file-lock.ts';
-import { checkRecordKey, isImageName, parseImageName } from './image-name.ts';
+import { checkRecordKey, isImageName, isRecordKey, parseImageName } from './image-name.ts';
 import { parseDescriptor } from './ref-file.ts';
 import { makeStaging, oldestLiveStaging, sweepFolders } from './staging.ts';
 import { checkFormat, writeFormat } from './store-format.ts';
@@ -43,6 +43,7 @@ import { storeError } from './system-error.ts';
 const TAGS = '_tags';
 const HEX = /^[0-9a-f]{64}$/;
 const STREAM_BYTES = 1024 * 1024;
+const RECORD_END = '.json';
 const HOLD_TIMEOUT_MS = 30_000;
 const RENAME_ATTEMPTS = 100;
 
@@ -322,6 +323,23 @@ export class FolderStore implements BlobStore {
   async putRecord(kind: string, key: string, value: unknown): Promise<void> {
     checkRecordKey(kind, key);
     await this.#replace(join(this.#records, kind, `${key}.json`), `${JSON.stringify(value)}\n`, false);
+  }
+
+  async listRecords(kind: string, prefix = ''): Promise<string[]> {
+    checkRecordKey(kind, 'any');
+    const folder = join(this.#records, kind);
+    const names = (await this.#guard(folder, () => readdir(folder).catch(undefinedIfMissing))) ?? [];
+    return names
+      .filter((name) => name.endsWith(RECORD_END) && name.startsWith(prefix))
+      .map((name) => name.slice(0, -RECORD_END.length))
+      .filter(isRecordKey)
+      .sort();
+  }
+
+  async deleteRecord(kind: string, key: string): Promise<void> {
+    checkRecordKey(kind, key);
+    const path = join(this.#records, kind, `${key}${RECORD_END}`);
+    await this.#guard(path, () => rm(path, { force: true }));
   }
 
   #pathOf(digest: Digest): string {

@@ -55,9 +55,12 @@ export function isImageName(text: string): boolean {
 const RECORD_PART = /^[a-z0-9.-]+$/;
 
 /** Kinds and keys of records: path-safe, and not `.` or `..`. @throws STORE_RECORD_KEY */
+export function isRecordKey(part: string): boolean {
+  return RECORD_PART.test(part) && !/^\.+$/.test(part) && part.length <= 200;
+}
+
 export function checkRecordKey(kind: string, key: string): void {
   for (const part of [kind, key]) {
-    if (!RECORD_PART.test(part) || /^\.+$/.test(part) || part.length > 200)
-      throw fail('STORE_RECORD_KEY', { part: part.slice(0, 80) });
+    if (!isRecordKey(part)) throw fail('STORE_RECORD_KEY', { part: part.slice(0, 80) });
   }
 }

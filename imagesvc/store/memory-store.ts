@@ -151,6 +151,18 @@ export class MemoryStore implements BlobStore {
     this.#records.set(`${kind}/${key}`, JSON.stringify(value));
   }
 
+  async listRecords(kind: string, prefix = ''): Promise<string[]> {
+    checkRecordKey(kind, 'any');
+    const start = `${kind}/`;
+    const keys = [...this.#records.keys()].filter((key) => key.startsWith(start + prefix));
+    return keys.map((key) => key.slice(start.length)).sort();
+  }
+
+  async deleteRecord(kind: string, key: string): Promise<void> {
+    checkRecordKey(kind, key);
+    this.#records.delete(`${kind}/${key}`);
+  }
+
   #bytes(digest: Digest): Buffer {
     const blob = this.#blobs.get(digest);
     if (!blob) throw fail('STORE_BLOB_MISSING', { digest, store: this.url });

@@ -152,6 +152,11 @@ export class RegistryStore implements BlobStore {
     return undefined;
   }
 
+  async listRecords(kind: string): Promise<string[]> {
+    checkRecordKey(kind, 'any');
+    return [];
+  }
+
   async oldestStagingMs(): Promise<undefined> {
     return undefined;
   }
@@ -189,6 +194,10 @@ export class RegistryStore implements BlobStore {
   }
 
   async putRecord(): Promise<never> {
+    throw this.#refusal();
+  }
+
+  async deleteRecord(): Promise<never> {
     throw this.#refusal();
   }
 

@@ -10,6 +10,7 @@ import type { Dispatcher } from 'undici';
 import type { DsecError } from '#base';
 import { loadHttpAgents } from '#converter';
 import { fail } from '../errors.ts';
+import { exchange, type HttpResponse as Response } from './http-exchange.ts';
 import type { S3Access } from './s3-access.ts';
 import { type Answer, type Asked, connectionFailure, isExpired, refusal } from './s3-refusal.ts';
 import { encodePath, encodeQuery, S3Signer } from './s3-signer.ts';
@@ -52,12 +53,6 @@ interface Request {
   readonly action: string;
   readonly expectedBytes?: number;
   readonly signal?: AbortSignal;
-}
-
-interface Response {
-  readonly status: number;
-  header(name: string): string | undefined;
-  readonly body: Dispatcher.ResponseData['body'];
 }
 
 /** One set of connections for each set of authorities, for the whole process. */
@@ -240,17 +235,13 @@ export class S3Ranges {
     const out = Buffer.allocUnsafeSlow(length);
     let done = 0;
     let left = skip;
-    for await (const part of response.body as AsyncIterable<Buffer>) {
-      if (left >= part.length) {
-        left -= part.length;
-        continue;
-      }
-      const useful = left > 0 ? part.subarray(left) : part;
-      left = 0;
+    await response.body.each((piece) => {
+      const useful = left === 0 ? piece : piece.subarray(Math.min(left, piece.length));
+      left -= piece.length - useful.length;
       if (whole && done + useful.length > length) throw this.#strange(request, `more than ${length} bytes`);
       done += useful.copy(out, done, 0, Math.min(useful.length, length - done));
-      if (!whole && done === length) return out;
-    }
+      return whole || done < length;
+    });
     if (done < length)
       throw fail('STORE_REMOTE', {
         store: this.#store,
@@ -263,11 +254,11 @@ export class S3Ranges {
   async #text(response: Response, request: Request, limit: number): Promise<Buffer> {
     const parts: Buffer[] = [];
     let size = 0;
-    for await (const part of response.body as AsyncIterable<Buffer>) {
+    await response.body.each((part) => {
       size += part.length;
       if (size > limit) throw this.#strange(request, `more than ${limit} bytes`);
-      parts.push(part);
-    }
+      return parts.push(part) > 0;
+    });
     return Buffer.concat(parts);
   }
 
@@ -362,26 +353,18 @@ export class S3Ranges {
         ? { ...request.headers, host }
         : this.#signer.sign({ method, host, path, query, headers: request.headers }, credentials);
     const agent = await agentFor(access, host);
-    signal.throwIfAborted();
-    const response = await agent.request({
-      origin,
-      path: query.length === 0 ? path : `${path}?${encodeQuery(query)}`,
-      method,
-      headers,
-      signal,
-      headersTimeout: IDLE_MS,
-      bodyTimeout: IDLE_MS,
-    });
-    // A body that is given up emits an error that nobody else listens for.
-    response.body.on('error', () => {});
-    return {
-      status: response.statusCode,
-      header: (name) => {
-        const value = response.headers[name];
-        return Array.isArray(value) ? value.join(', ') : value;
+    return exchange(
+      agent,
+      {
+        origin,
+        path: query.length === 0 ? path : `${path}?${encodeQuery(query)}`,
+        method,
+        headers,
+        headersTimeout: IDLE_MS,
+        bodyTimeout: IDLE_MS,
       },
-      body: response.body,
-    };
+      signal,
+    );
   }
 }
 
@@ -391,10 +374,8 @@ function bucketPath(base: string): string {
 }
 
 function giveUp(response: Response): void {
-  if (response.body.readableEnded || response.body.destroyed) return;
   const length = contentLength(response);
-  if (length !== undefined && length <= MAX_DRAIN_BYTES) response.body.resume();
-  else response.body.destroy();
+  response.body.giveUp(length !== undefined && length <= MAX_DRAIN_BYTES);
 }
 
 function contentLength(response: Response): number | undefined {

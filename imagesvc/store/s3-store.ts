@@ -18,7 +18,7 @@ import { fail } from '../errors.ts';
 import type { BlobStore, DamagedRef, Descriptor, Hold, Ref, Staging } from './blob-store.ts';
 import { RetryAllowance, type RetryOptions, retryCall, retryFor } from './decorators/retry-call.ts';
 import { ensureFolder } from './durable-file.ts';
-import { checkRecordKey, isImageName, parseImageName } from './image-name.ts';
+import { checkRecordKey, isImageName, isRecordKey, parseImageName } from './image-name.ts';
 import { parseDescriptor } from './ref-file.ts';
 import { S3Access } from './s3-access.ts';
 import { type LeaseTimes, S3Leases } from './s3-leases.ts';
@@ -294,6 +294,24 @@ export class S3Store implements BlobStore {
     checkRecordKey(kind, key);
     await this.#prepare();
     await this.#writer.put(`${this.#prefix}records/${kind}/${key}.json`, Buffer.from(`${JSON.stringify(value)}\n`));
+  }
+
+  async listRecords(kind: string, prefix = ''): Promise<string[]> {
+    checkRecordKey(kind, 'any');
+    const folder = `records/${kind}/`;
+    const keys: string[] = [];
+    for await (const { objects } of this.#list(folder + prefix)) {
+      for (const { key } of objects) {
+        const name = key.slice(folder.length, -'.json'.length);
+        if (key.endsWith('.json') && isRecordKey(name)) keys.push(name);
+      }
+    }
+    return keys.sort();
+  }
+
+  async deleteRecord(kind: string, key: string): Promise<void> {
+    checkRecordKey(kind, key);
+    await this.#writer.delete(`${this.#prefix}records/${kind}/${key}.json`);
   }
 
   #blobKey(digest: Digest): string {

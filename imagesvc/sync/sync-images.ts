@@ -1,13 +1,14 @@
 /**
  * `dsec sync`: a set of images from one store to another, each blob once however many of them share it, and not at all where
  * it is there already. Every byte is verified on its way. An image gets its name as soon as all its blobs are there, so
- * what is interrupted has published whole images only; asking again goes on with the blobs that are missing.
+ * what is interrupted has published whole images only; asking again goes on with the blobs that are missing. An image's traces go
+ * with it.
  */
 import { createWriteStream } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
-import { type Digest, hexOf, type Progress, silent } from '#base';
+import { type Digest, hexOf, messageOf, type Progress, silent } from '#base';
 import { allBlobsOf, openImage, publishManifest } from '../catalog/catalog.ts';
 import type { Image } from '../catalog/image.ts';
 import { inParallel } from '../catalog/parallel.ts';
@@ -15,12 +16,16 @@ import { verified } from '../catalog/verified-stream.ts';
 import { fail } from '../errors.ts';
 import type { BlobStore, Descriptor, Staging } from '../store/blob-store.ts';
 import { parseImageName } from '../store/image-name.ts';
+import { copyTraces, keptTraces } from '../trace/trace-store.ts';
+import { type TraceCoverage, traceCoverage } from './trace-coverage.ts';
 
 export interface SyncOptions {
   readonly progress?: Progress;
   readonly signal?: AbortSignal;
   /** Blobs at once: 4 by default. */
   readonly parallel?: number;
+  /** Also says how much of what all traces of the store name the images hold. */
+  readonly coverage?: boolean;
 }
 
 export interface SyncedImages {
@@ -34,6 +39,10 @@ export interface SyncedImages {
   readonly copiedBytes: number;
   /** What the images' blobs would take if none were shared. */
   readonly unsharedBytes: number;
+  readonly copiedTraces: number;
+  readonly coverage?: TraceCoverage;
+  /** Traces that could not be read, and why: they were left out. */
+  readonly notes: readonly string[];
 }
 
 /** Blobs up to this size go through memory. */
@@ -52,12 +61,16 @@ export async function syncImages(
   const { progress = silent, signal, parallel = 4 } = options;
   const images: Image[] = [];
   for (const name of new Set(names.map((name) => parseImageName(name).full))) images.push(await openImage(from, name));
+  const traces = await keptTraces(from);
   const staging = await to.stage();
   try {
     // The blobs of the first image first, so that it is there early.
     const flights = new Map<Digest, Promise<void>>();
     let copiedBlobs = 0;
     let copiedBytes = 0;
+    let copiedTraces = 0;
+    const notes = new Set<string>();
+    const noteTrace = (name: string, error: unknown) => notes.add(`trace ${name} was left out: ${messageOf(error)}`);
     const copyOnce = (blob: Descriptor, stop: AbortSignal): Promise<void> => {
       let flight = flights.get(blob.digest);
       if (flight === undefined) {
@@ -77,11 +90,14 @@ export async function syncImages(
         copiedBytes += image.manifestSize;
       }
       await publishManifest(to, image.name, await from.readVerified(image.manifestDigest));
+      const own = traces.filter(({ manifest }) => manifest === image.manifestDigest);
+      copiedTraces += await copyTraces(from, to, image, own, noteTrace);
       progress({ task: `image ${image.name}`, phase: 'done' });
     }
     const distinct = new Map(
       images.flatMap((image) => blobsWithManifest(image).map((blob) => [blob.digest, blob.size])),
     );
+    const coverage = options.coverage ? await traceCoverage(from, images, noteTrace) : undefined;
     return {
       from: from.url,
       to: to.url,
@@ -91,6 +107,9 @@ export async function syncImages(
       copiedBlobs,
       copiedBytes,
       unsharedBytes: sum(images.flatMap((image) => blobsWithManifest(image).map(({ size }) => size))),
+      copiedTraces,
+      coverage,
+      notes: [...notes],
     };
   } finally {
     await staging.remove();

@@ -21,6 +21,8 @@ export async function bundlePrograms(folder: string): Promise<DataServerPrograms
       'data-supervisor': source('supervisor-process.ts'),
       'data-server-process': source('server-process.ts'),
       'raw-worker': source('raw-worker.ts'),
+      'layer-server-process': source('../layer-server/layer-server-process.ts'),
+      'layer-server-worker': source('../layer-server/layer-worker.ts'),
     },
     outdir: folder,
     outExtension: { '.js': '.mjs' },
@@ -39,5 +41,6 @@ export async function bundlePrograms(folder: string): Promise<DataServerPrograms
   return {
     supervisor: [join(folder, 'data-supervisor.mjs')],
     server: [join(folder, 'data-server-process.mjs')],
+    layers: [join(folder, 'layer-server-process.mjs')],
   };
 }

@@ -330,16 +330,18 @@ describe('collecting garbage', () => {
   test('leaves what is young, and says how much', async () => {
     const image = await publishMadeUp(store, 'a', { layers: ['1'] });
     await store.put(Buffer.from('stray'));
-    expect(await collectGarbage(store)).toEqual({ deleted: [], freedBytes: 0, kept: 1 });
+    expect(await collectGarbage(store)).toEqual({ deleted: [], freedBytes: 0, kept: 1, traces: 0 });
     expect(await collectGarbage(store, { graceMs: 0, dryRun: true })).toEqual({
       deleted: [digestOf('stray')],
       freedBytes: 5,
       kept: 0,
+      traces: 0,
     });
     expect(await collectGarbage(store, { graceMs: 0 })).toEqual({
       deleted: [digestOf('stray')],
       freedBytes: 5,
       kept: 0,
+      traces: 0,
     });
     expect(await digests()).toEqual(needed(image));
   });

@@ -213,8 +213,7 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
       expect(hashed.hashes).toEqual([expectedHash]);
     }
     expect((await data.status()).restarts).toBe(KILLS);
-    // Requests were in its hands when it died.
-    expect(resent).toBeGreaterThan(0);
+    // Whether requests were in its hands when it died is a matter of luck here; lazy-faults.test.ts makes sure of it.
     console.log(`${KILLS} kills, ${resent} requests sent again`);
     expect(differences(expected, attributesOf(target))).toEqual([]);
   });

@@ -122,7 +122,7 @@ describe('caches', () => {
     ];
     const goes = [place(`proofs/${hexOf(gone)}-${device}-5`, day), place(`meta/${hexOf(gone)}`, day)];
     const dry = await collectNode(store, { ...folders(), dryRun: true });
-    expect(dry.caches).toEqual({ proofs: 1, metaCopies: 1, freedBytes: 20 });
+    expect(dry.caches).toEqual({ proofs: 1, metaCopies: 1, chunkBlobs: 0, freedBytes: 20, busy: false });
     expect(goes.every((path) => existsSync(path))).toBe(true);
     expect((await collectNode(store, folders())).caches).toEqual(dry.caches);
     expect(goes.some((path) => existsSync(path))).toBe(false);

@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { digestOf } from '#base';
 import { convertToStore } from '../convert/convert-to-store.ts';
+import { stopDataServers } from '../data-server/data-server.ts';
 import { AllowedPaths } from '../server/allowed-paths.ts';
 import { parseRange } from '../server/byte-range.ts';
 import { parseListenAddress } from '../server/listen.ts';
@@ -221,6 +222,23 @@ describe.skipIf(process.getuid?.() !== 0)('mounts', () => {
     const gc = await fixture.ask('/v1/gc', { method: 'POST', body: { graceMs: 0 } });
     expect(gc.json.deleted.length).toBeGreaterThan(3);
   });
+
+  it('come lazily, and are served by the data server', async () => {
+    const target = join(fixture.root, 'lazy');
+    mkdirSync(target);
+    const tree = fixture.tree('lazily', { 'etc/motd': 'lazily\n', data: someBytes(300_000, 'lazily') });
+    await convertToStore(fixture.store, `dir:${tree}`, 'lazy:1');
+    const made = await fixture.ask('/v1/mounts', { method: 'POST', body: { image: 'lazy:1', target, lazy: true } });
+    expect(made).toMatchObject({ status: 201, json: { target, image: { name: 'lazy:1' } } });
+    try {
+      const { mounts } = (await fixture.ask('/v1/mounts')).json;
+      expect(mounts).toMatchObject([{ target, lazy: true }]);
+      expect(readFileSync(join(target, 'data')).equals(someBytes(300_000, 'lazily'))).toBe(true);
+    } finally {
+      expect((await fixture.ask(`/v1/mounts/${made.json.id}`, { method: 'DELETE' })).status).toBe(200);
+      await stopDataServers({ runDir: join(fixture.root, 'run'), cacheDir: join(fixture.root, 'cache') });
+    }
+  });
 });
 
 describe('random requests, made to fit the schemas and not to', () => {
@@ -341,6 +359,11 @@ describe('the OpenAPI document', () => {
         'GET /v1/images/{image}/cat',
         'HEAD /v1/images/{image}/cat',
         'GET /v1/images/{image}/diff',
+        'GET /v1/images/{image}/merged-trace',
+        'GET /v1/images/{image}/traces',
+        'GET /v1/images/{image}/traces/{trace}',
+        'PUT /v1/images/{image}/traces/{trace}',
+        'DELETE /v1/images/{image}/traces/{trace}',
         'POST /v1/convert',
         'POST /v1/pack-diff',
         'GET /v1/jobs',

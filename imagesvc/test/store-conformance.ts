@@ -352,6 +352,22 @@ export function storeConformance(name: string, make: () => Promise<StoreUnderTes
       }
     });
 
+    test('records are listed by kind and beginning, and deleted', async () => {
+      expect(await store.listRecords('kind')).toEqual([]);
+      for (const key of ['b.2', 'a.1', 'b.1']) await store.putRecord('kind', key, { key });
+      await store.putRecord('kinds', 'b.3', 1);
+      const other = await under.again();
+      expect(await other.listRecords('kind')).toEqual(['a.1', 'b.1', 'b.2']);
+      expect(await other.listRecords('kind', 'b.')).toEqual(['b.1', 'b.2']);
+      await other.deleteRecord('kind', 'b.1');
+      await other.deleteRecord('kind', 'b.1');
+      expect(await store.listRecords('kind', 'b')).toEqual(['b.2']);
+      expect(await store.getRecord('kind', 'b.1')).toBeUndefined();
+      expect(await store.getRecord('kinds', 'b.3')).toBe(1);
+      await expect(store.listRecords('../kind')).rejects.toMatchObject({ code: 'STORE_RECORD_KEY' });
+      await expect(store.deleteRecord('kind', '../b')).rejects.toMatchObject({ code: 'STORE_RECORD_KEY' });
+    });
+
     test('collecting excludes publishing, publishing excludes only collecting', async () => {
       const other = await under.again();
       const log: string[] = [];

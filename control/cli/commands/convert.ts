@@ -1,7 +1,17 @@
 /** `dsec convert`: from an image, a tar or a folder to EROFS in the store. */
-import { humanSize } from '#base';
+import { createReadStream } from 'node:fs';
+import { type ByteString, humanSize, isDsecError, nodePath, systemCode } from '#base';
 import { CODEC_NAMES, type CodecName, parsePlatform } from '#converter';
-import { convertBatch, convertToStore, type ImageKind } from '#imagesvc';
+import {
+  type BlobStore,
+  checkTraceSize,
+  convertBatch,
+  convertToStore,
+  type ImageKind,
+  openImage,
+  parseTrace,
+  traceOf,
+} from '#imagesvc';
 import { fail } from '../../errors.ts';
 import { readBatchFile } from '../batch-file.ts';
 import { choice } from '../choice.ts';
@@ -10,6 +20,7 @@ import type { Context } from '../context.ts';
 import { type ConversionReport, reportOn } from '../conversion-report.ts';
 import { convertAllThere, convertThere, type Outcome } from '../convert-there.ts';
 import { counted } from '../counted.ts';
+import { inputError } from '../input-error.ts';
 import { nameFromSource } from '../name-from-source.ts';
 import { reportOf } from '../report-error.ts';
 import { type ServerOption, serverOf, withServer } from '../server-option.ts';
@@ -28,6 +39,7 @@ interface Options extends StoreOption, TransferOption, JsonOption, ServerOption 
   readonly compress?: string;
   readonly platform?: string;
   readonly prefix?: string;
+  readonly profile?: string;
   readonly batch?: string;
   readonly sync: boolean;
 }
@@ -53,9 +65,14 @@ export const definition: CommandDefinition = {
       line: 'dsec convert docker://registry/team/web:1 --server https://images:7070',
       what: 'on the machine of an image service, which has its own store',
     },
+    {
+      line: 'dsec convert oci:layouts/web:latest --name web:1-laid --profile web:1',
+      what: 'laid out by what `dsec trace web:1` recorded',
+    },
     { line: 'dsec convert --batch images.txt', what: 'many, `SOURCE NAME` a line: what they share is converted once' },
   ],
   json: 'an object: `source`, `name`, `digest`, `kind`, `layers` (how many), `metaBytes`, `dataBytes`, `sizeBytes`, `reused`, `stats`, `notes`; with --batch one an image, `source`, `name` and `error` for one that failed',
+  exactPaths: { options: ['profile'] },
   configure(command, context) {
     const { output, progress, signal } = context;
     withServer(withJson(withTransfer(withStore(command))))
@@ -73,6 +90,10 @@ export const definition: CommandDefinition = {
         'ends of files up to this size go into the metadata; 0 for DAX, at most 4000 (default: 3KiB)',
       )
       .option('--compress <codec>', `compress file data: ${CODEC_NAMES.join(', ')}`)
+      .option(
+        '--profile <trace>',
+        'put the files that a trace names first and together, in its order: a file (dsec trace show --json), or an image whose trace is kept',
+      )
       .option('--platform <os/arch>', 'of a multi-platform image (default: that of this machine)')
       .option('--prefix <path>', 'of dir: and tar:, the folder of the image that the tree is placed at (default: /)')
       .option('--no-sync', 'do not wait for the disk: a power cut just after may cost the result (folder stores)')
@@ -93,8 +114,8 @@ export const definition: CommandDefinition = {
           signal,
         };
         const remote = serverOf(options);
-        if (remote !== undefined && options.prefix !== undefined) {
-          throw fail('CLI_USAGE', { problem: '--prefix cannot be used with --server', program: 'dsec convert' });
+        if (remote !== undefined && options.profile !== undefined) {
+          throw fail('CLI_USAGE', { problem: '--profile cannot be used with --server', program: 'dsec convert' });
         }
         if (options.batch !== undefined) {
           if (source !== undefined || options.name !== undefined) {
@@ -106,7 +127,8 @@ export const definition: CommandDefinition = {
           const items = await readBatchFile(options.batch, signal);
           if (remote !== undefined) return showBatch(await convertAllThere(remote, items, settings), options, context);
           const store = await openChosenStore(options, { sync: options.sync });
-          const outcomes = await convertBatch(store, items, settings);
+          const profile = await profileOf(store, options.profile);
+          const outcomes = await convertBatch(store, items, { ...settings, profile });
           return showBatch(
             outcomes.map((outcome) => ('error' in outcome ? outcome : reportOn(outcome))),
             options,
@@ -118,18 +140,45 @@ export const definition: CommandDefinition = {
         const name = options.name ?? nameFromSource(source);
         if (name === undefined)
           throw fail('CLI_USAGE', { problem: `${source} gives no name; add --name`, program: 'dsec convert' });
-        const conversion =
-          remote === undefined
-            ? reportOn(
-                await convertToStore(await openChosenStore(options, { sync: options.sync }), source, name, settings),
-              )
-            : await convertThere(remote, { source, name }, settings);
+        const here = async () => {
+          const store = await openChosenStore(options, { sync: options.sync });
+          const profile = await profileOf(store, options.profile);
+          return reportOn(await convertToStore(store, source, name, { ...settings, profile }));
+        };
+        const conversion = remote === undefined ? await here() : await convertThere(remote, { source, name }, settings);
         for (const note of conversion.notes) output.note(`${conversion.name}: ${note}`);
         if (options.json) return output.json(conversion);
         await output.line(conversionText(conversion));
       });
   },
 };
+
+/** Paths in order. A file goes before an image of that name. @throws TRACE_DAMAGED, TRACE_NONE, CATALOG_NOT_FOUND */
+async function profileOf(store: BlobStore, given: string | undefined): Promise<ByteString[] | undefined> {
+  if (given === undefined) return undefined;
+  const bytes = await readProfile(given);
+  const trace = bytes === undefined ? await traceOf(store, await openImage(store, given)) : parseTrace(bytes, given);
+  return trace.files.map(({ path }) => path);
+}
+
+/** Undefined when there is no such file. @throws CLI_INPUT_*, TRACE_TOO_LARGE */
+async function readProfile(path: string): Promise<Buffer | undefined> {
+  try {
+    const pieces: Buffer[] = [];
+    let sizeBytes = 0;
+    // A pipe or a device does not say how much it has.
+    for await (const piece of createReadStream(nodePath(path)) as AsyncIterable<Buffer>) {
+      pieces.push(piece);
+      sizeBytes += piece.length;
+      checkTraceSize(path, sizeBytes);
+    }
+    return Buffer.concat(pieces);
+  } catch (error) {
+    if (systemCode(error) === 'ENOENT' || systemCode(error) === 'ENOTDIR') return undefined;
+    if (isDsecError(error)) throw error;
+    throw inputError(path, error);
+  }
+}
 
 function sizeOf(option: string, text: string | undefined): number | undefined {
   return text === undefined ? undefined : parseSize(option, text);

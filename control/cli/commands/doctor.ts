@@ -5,6 +5,7 @@ import { fileURLToPath } from 'node:url';
 import { messageOf } from '#base';
 import { defaultStoreUrl } from '#imagesvc';
 import { detect, type Feature } from '#linux';
+import { runtimeRows } from '../../doctor/runtimes.ts';
 import { findTools } from '../../doctor/tools.ts';
 import type { CommandDefinition } from '../command.ts';
 import { type JsonOption, type StoreOption, withJson, withStore } from '../store-option.ts';
@@ -18,7 +19,7 @@ export const definition: CommandDefinition = {
     { line: 'sudo dsec doctor', what: 'with root, features are tried instead of guessed' },
     { line: "dsec doctor --json | jq '.features[] | select(.present | not)'", what: 'what is missing' },
   ],
-  json: 'an object: `ok`, `dsec`, `node`, `root`, `failure`, `features` (`name`, `present`, `detail`, `usedFor`, `fallback`, `later`), `tools` (`name`, `present`, `path`, `version`, `purpose`, `without`, `package`)',
+  json: 'an object: `ok`, `dsec`, `node`, `root`, `failure`, `features` (`name`, `present`, `detail`, `usedFor`, `fallback`, `later`), `runtime` (rows of the same kind), `tools` (`name`, `present`, `path`, `version`, `purpose`, `without`, `package`)',
   configure(command, context) {
     const { output } = context;
     withJson(withStore(command))
@@ -38,6 +39,7 @@ export const definition: CommandDefinition = {
             root: process.geteuid?.() === 0,
             failure,
             features,
+            runtime: runtimeRows(),
             tools: tools.map(({ name, path, version, purpose, without, package: apt }) => ({
               name,
               present: path !== undefined,
@@ -63,6 +65,8 @@ export const definition: CommandDefinition = {
           }));
           await section('KERNEL', rows);
         } else output.note(`dsec: system calls do not work: ${failure}\n      reinstall the packages: npm ci`);
+        await output.line();
+        await section('RUNTIME', runtimeRows());
         await output.line();
         await section(
           'TOOL',

@@ -1,6 +1,6 @@
 /** `dsec gc`: blobs that nothing needs, and caches of them. */
 import { humanSize } from '#base';
-import { collectNode } from '#imagesvc';
+import { collectCaches, collectNode, type SweptCaches } from '#imagesvc';
 import { blobsInUse } from '../../blobs-in-use.ts';
 import type { CommandDefinition } from '../command.ts';
 import { parseDuration } from '../duration.ts';
@@ -9,35 +9,51 @@ import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore
 interface Options extends StoreOption, JsonOption {
   readonly dryRun?: boolean;
   readonly grace: string;
+  readonly caches?: boolean;
 }
 
 export const definition: CommandDefinition = {
   description:
     'Deletes the blobs of the store that no name leads to. What is younger than the grace period stays, and so does what a running command may ' +
-    'need, what is mounted on this machine, and what kept sandboxes ran on. Then proofs and copies of metadata in the local cache go, where their ' +
-    'blobs have gone.',
+    'need, what is mounted on this machine, and what kept sandboxes ran on. Then proofs, copies of metadata and cached chunks on this machine go, ' +
+    'where their blobs have gone. With --caches only those go, also where the store cannot be written.',
   examples: [
     { line: 'dsec gc --dry-run', what: 'what would be deleted' },
     { line: 'dsec gc --grace 1d', what: 'only what is older than a day' },
+    {
+      line: 'dsec gc --caches --store docker://registry/team/web',
+      what: 'what this machine cached of blobs that are gone there',
+    },
   ],
-  json: 'an object: `dryRun`, `deleted` (digests), `freedBytes`, `kept` (how many), `caches`',
+  json: 'an object: `dryRun`, `deleted` (digests), `freedBytes`, `kept` (how many), `traces` (how many went with their images), `caches` (`proofs`, `metaCopies`, `chunkBlobs`, `freedBytes`, `busy`); with --caches only `dryRun` and `caches`',
   configure(command, { output }) {
     withJson(withStore(command))
       .option('-n, --dry-run', 'only say what would be deleted')
       .option('--grace <time>', 'leave alone what is younger: 90s, 15m, 1h, 7d', '1h')
+      .option('--caches', 'leave the store alone: only what this machine has cached of blobs that are gone')
       .action(async (options: Options) => {
         const { dryRun = false } = options;
         const graceMs = parseDuration('--grace', options.grace);
         const store = await openChosenStore(options);
+        const verb = dryRun ? 'would free' : 'freed';
+        const showCaches = async ({ proofs, metaCopies, chunkBlobs, freedBytes, busy }: SweptCaches) => {
+          const swept = proofs + metaCopies + chunkBlobs;
+          if (swept > 0 || options.caches)
+            await output.line(`${verb} ${count(swept, 'cache file')}, ${humanSize(freedBytes)}`);
+          if (busy) output.note('dsec: the chunk cache is in use by a process that does not answer: left alone');
+        };
+        if (options.caches) {
+          const caches = await collectCaches(store, { dryRun, graceMs, inUse: await blobsInUse(store) });
+          return options.json ? output.json({ dryRun, caches }) : showCaches(caches);
+        }
         const collected = await collectNode(store, { dryRun, graceMs, inUse: await blobsInUse(store) });
         if (options.json) return output.json({ dryRun, ...collected });
-        const { deleted, freedBytes, kept, caches } = collected;
-        const verb = dryRun ? 'would free' : 'freed';
+        const { deleted, freedBytes, kept, traces, caches } = collected;
         await output.line(
           `${verb} ${count(deleted.length, 'blob')}, ${humanSize(freedBytes)}; ${kept} without a name stay`,
         );
-        const swept = caches.proofs + caches.metaCopies;
-        if (swept > 0) await output.line(`${verb} ${count(swept, 'cache file')}, ${humanSize(caches.freedBytes)}`);
+        if (traces > 0) await output.line(`${verb} ${count(traces, 'trace')} of images that are gone`);
+        await showCaches(caches);
       });
   },
 };

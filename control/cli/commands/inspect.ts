@@ -14,7 +14,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec inspect web:1', what: 'layers and sizes' },
     { line: 'dsec inspect web:1 --json | jq .manifest', what: 'the manifest as it is stored' },
   ],
-  json: 'an object: `name`, `digest`, `kind`, `base`, `ownLayers`, `metaBytes`, `dataBytes`, `sizeBytes`, `layers` (`meta`, `devices`, `own`, `sharedWith`), `config`, `manifest`',
+  json: 'an object: `name`, `digest`, `kind`, `base`, `ownLayers`, `metaBytes`, `dataBytes`, `sizeBytes`, `layers` (`meta`, `devices`, `own`, `sharedWith`), `config`, `traces` (`name`, `digest`, `chunks`, `bytes`, `files`, `command`), `manifest`',
   configure(command, { output }) {
     withJson(withStore(command))
       .argument('<image>', 'name or digest')
@@ -39,6 +39,10 @@ export const definition: CommandDefinition = {
         ];
         for (const [title, value] of facts) if (value) await output.line(`${title.padEnd(12)}${value}`);
         for (const variable of config?.Env ?? []) await output.line(`${'env'.padEnd(12)}${variable}`);
+        for (const { name, chunks, bytes, files } of image.traces) {
+          const what = bytes === undefined ? '' : `: ${chunks} chunks, ${humanSize(bytes)}, of ${files} files`;
+          await output.line(`${'trace'.padEnd(12)}${name}${what}`);
+        }
         await output.line();
         await output.table(
           [

@@ -1,5 +1,6 @@
 /** `dsec mounts`: what is mounted on this machine. */
-import { listMounts, reclaimDataServers } from '#imagesvc';
+import { LAYERS, type LazyLayer, listMounts, reclaimDataServers } from '#imagesvc';
+import { reclaimTraces } from '#runtime';
 import type { CommandDefinition } from '../command.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
 
@@ -15,13 +16,16 @@ export const definition: CommandDefinition = {
   configure(command, { output }) {
     withJson(command).action(async (options: JsonOption) => {
       const { adopted, removed } = await reclaimDataServers();
+      const named = (storeUrl: string) =>
+        storeUrl === LAYERS ? 'the server of the EROFS reader' : `the data server of ${storeUrl}`;
       for (const { storeUrl } of adopted)
-        output.note(`dsec: the data server of ${storeUrl} had lost its supervisor and got a new one`);
+        output.note(`dsec: ${named(storeUrl)} had lost its supervisor and got a new one`);
       for (const { storeUrl, mounts } of removed) {
         output.note(
-          `dsec: the data server of ${storeUrl} was dead${mounts.length === 0 ? '' : `, and with it ${mounts.join(', ')}: unmounted`}`,
+          `dsec: ${named(storeUrl)} was dead${mounts.length === 0 ? '' : `, and with it ${mounts.join(', ')}: unmounted`}`,
         );
       }
+      for (const problem of await reclaimTraces()) output.note(`dsec: ${problem}`);
       const mounts = await listMounts();
       if (options.json) return output.json(mounts);
       if (mounts.length === 0) return output.note('nothing is mounted');
@@ -39,7 +43,7 @@ export const definition: CommandDefinition = {
           id,
           image?.name ?? '',
           String(layers.length),
-          lazy?.some(({ served }) => served) ? 'lazy' : 'local',
+          dataOf(lazy ?? []),
           createdAt,
           target,
           upper ?? '',
@@ -48,3 +52,9 @@ export const definition: CommandDefinition = {
     });
   },
 };
+
+/** Where data comes from; and that the kernel has no part in reading it. */
+function dataOf(lazy: readonly LazyLayer[]): string {
+  const where = lazy.some(({ served, reader }) => served && !reader) ? 'lazy' : 'local';
+  return lazy.some(({ reader }) => reader) ? `${where}, reader` : where;
+}

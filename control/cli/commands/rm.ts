@@ -17,7 +17,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec rm web:1 web:2', what: 'two images' },
     { line: 'dsec rm --dry-run web:1', what: 'what would be freed' },
   ],
-  json: 'an array: `name`, `digest`, `deleted` (digests), `freedBytes`, `kept` (how many blobs stay), `keptFor` (who uses them), `problem`',
+  json: 'an array: `name`, `digest`, `deleted` (digests), `freedBytes`, `kept` (how many blobs stay), `traces` (how many went with it), `keptFor` (who uses them), `problem`',
   configure(command, { output }) {
     withJson(withStore(command))
       .argument('<images...>', 'names')

@@ -3,6 +3,7 @@ import {
   forceRemoveSandbox,
   listSandboxes,
   reclaimSandboxes,
+  reclaimTraces,
   removeSandbox,
   type StopResult,
   stopSandbox,
@@ -28,7 +29,7 @@ export const definition: CommandDefinition = {
     ]);
     withJson(ls).action(async (options: JsonOption) => {
       const reclaimed = process.geteuid?.() === 0 ? await reclaimSandboxes() : undefined;
-      for (const problem of reclaimed?.problems ?? []) output.note(problem);
+      for (const problem of [...(reclaimed?.problems ?? []), ...(await reclaimTraces())]) output.note(problem);
       const sandboxes = listSandboxes();
       if (options.json) return output.json(sandboxes);
       if (sandboxes.length === 0) return output.note('no sandboxes run or are kept');

@@ -4,12 +4,14 @@ import { isAbsolute, join } from 'node:path';
 import { serveImages } from '#imagesvc';
 import { blobsInUse } from '../../blobs-in-use.ts';
 import { fail } from '../../errors.ts';
+import { RuntimeService } from '../../runtime-service/service.ts';
 import { choice } from '../choice.ts';
 import type { CommandDefinition } from '../command.ts';
+import type { Context } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { repeated } from '../repeated.ts';
 import { openChosenStore, type StoreOption, withStore } from '../store-option.ts';
-import { projectVersion } from '../version.ts';
+import { projectRoot, projectVersion } from '../version.ts';
 
 const LEVELS = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'] as const;
 
@@ -30,7 +32,11 @@ export const definition: CommandDefinition = {
     'garbage collection, figures for Prometheus; GET /docs shows all of it. Callers are known by bearer tokens: a file with a line `NAME ROLE ' +
     'sha256:HEX` for each (roles: read, write, admin), or one token with all rights in $DSEC_SERVER_TOKEN. Without tokens it listens on a unix socket ' +
     'or on loopback only. Requests may name paths of this machine only below --allow-path. SIGHUP reads the tokens again; SIGTERM ends it: ' +
-    'running jobs have a moment, and what is not done then goes on at the next start.',
+    'running jobs have a moment, and what is not done then goes on at the next start.\n\n' +
+    'Or, as `dsec serve runtime`, stays so that `dsec run` of root on this machine starts at once: it takes the whole command over a unix socket in the run ' +
+    'folder and runs it with the same options, output and exit status. What it cannot do for another process (another version, another ' +
+    'environment, crun or runc asked for) that process does itself, as without a service. A client that dies ends its sandbox; SIGTERM lets ' +
+    'sandboxes run for --drain and ends those that still run.',
   examples: [
     { line: 'dsec serve imagesvc', what: 'on 127.0.0.1:7070, for this machine' },
     {
@@ -41,10 +47,12 @@ export const definition: CommandDefinition = {
       line: 'dsec serve imagesvc --listen unix:/run/dsec/imagesvc.sock --allow-path /srv/images',
       what: 'on a socket; requests may name layouts in /srv/images',
     },
+    { line: 'sudo dsec serve runtime', what: '`dsec run` of root starts at once from now on' },
   ],
-  configure(command, { output, takeSignals, defer }) {
+  configure(command, context) {
+    const { output, takeSignals, defer } = context;
     withStore(command)
-      .argument('<service>', 'imagesvc')
+      .argument('<service>', 'imagesvc or runtime')
       .option('--listen <address>', 'HOST:PORT or unix:/path', '127.0.0.1:7070')
       .option('--token-file <file>', 'who may call, and what they may do')
       .option(
@@ -58,13 +66,21 @@ export const definition: CommandDefinition = {
       .option('--drain <time>', 'how long running jobs may go on after SIGTERM', '10s')
       .option('--log-level <level>', `of the log on stderr: ${LEVELS.join(', ')}`, 'info')
       .action(async (service: string, options: Options) => {
+        const drainMs = parseDuration('--drain', options.drain);
+        if (service === 'runtime') {
+          for (const name of Object.keys(options)) {
+            if (name === 'drain' || command.getOptionValueSource(name) !== 'cli') continue;
+            const problem = `the runtime service has no option --${name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`;
+            throw fail('CLI_USAGE', { problem, program: 'dsec serve' });
+          }
+          return serveRuntime(context, drainMs);
+        }
         if (service !== 'imagesvc') {
           throw fail('CLI_USAGE', {
-            problem: `there is no service "${service}", only imagesvc`,
+            problem: `there is no service "${service}": it is imagesvc or runtime`,
             program: 'dsec serve',
           });
         }
-        const drainMs = parseDuration('--drain', options.drain);
         const store = await openChosenStore(options);
         const serving = await serveImages({
           store,
@@ -94,6 +110,26 @@ export const definition: CommandDefinition = {
       });
   },
 };
+
+async function serveRuntime({ output, takeSignals, defer, isFresh }: Context, drainMs: number): Promise<void> {
+  const self = { root: projectRoot(), env: { ...process.env }, isFresh: isFresh ?? (() => true) };
+  const service = await RuntimeService.start({ self, note: (text) => output.note(`dsec: ${text}`) });
+  let closing: Promise<void> | undefined;
+  const close = (ms: number) => {
+    closing ??= service.close(ms);
+    return closing;
+  };
+  defer(() => close(0));
+  await new Promise<void>((done) => {
+    takeSignals((signal) => {
+      // A terminal that goes away takes a service in the foreground with it; there is nothing to read again.
+      if (closing !== undefined) return done();
+      output.note(`dsec: ${signal}: ending${service.busy > 0 ? `; ${service.busy} sandboxes have ${drainMs} ms` : ''}`);
+      close(drainMs).then(done, done);
+    });
+    output.line(`runtime service at unix:${service.socket}`);
+  });
+}
 
 function defaultStateDir(env: NodeJS.ProcessEnv = process.env): string {
   if (env.DSEC_STATE) return join(env.DSEC_STATE, 'imagesvc');

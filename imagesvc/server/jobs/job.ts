@@ -19,6 +19,8 @@ export interface ConvertRequest {
   readonly compress?: CodecName;
   /** `os/arch[/variant]` */
   readonly platform?: string;
+  /** Folder of the image that the tree of a tar or a folder is placed at. */
+  readonly prefix?: string;
   readonly insecure?: boolean;
 }
 

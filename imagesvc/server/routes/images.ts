@@ -75,6 +75,7 @@ export function imageRoutes(app: App, shared: Shared): void {
             deleted: Type.Array(Type.String()),
             freedBytes: Type.Number(),
             kept: Type.Integer(),
+            traces: Type.Integer(),
             problem: Type.Optional(Type.String()),
           }),
         },

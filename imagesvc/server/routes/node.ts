@@ -1,9 +1,12 @@
 /** This node: its mounts, and garbage collection. */
 import { Type } from '@sinclair/typebox';
 import { openImage } from '../../catalog/catalog.ts';
+import { reclaimDataServers } from '../../data-server/data-server.ts';
+import { blobFilesFor } from '../../data-server/lazy-blob-files.ts';
 import { fail } from '../../errors.ts';
 import { collectNode } from '../../gc/collect-node.ts';
 import { listMounts, mountImage, unmount } from '../../mount/image-mount.ts';
+import type { MountRecord } from '../../mount/mount-record.ts';
 import type { App, Shared } from '../app-types.ts';
 import { GcBody, GcResult, MountBody, MountParams, UnmountQuery } from '../schemas.ts';
 
@@ -15,7 +18,13 @@ const MountSchema = Type.Object({
   upper: Type.Optional(Type.String()),
   createdAt: Type.Optional(Type.String()),
   state: Type.Optional(Type.String()),
+  lazy: Type.Optional(Type.Boolean({ description: 'Its data is fetched when it is read' })),
 });
+
+/** For answers: what a record says of data servers is this node's own business. */
+function mountView({ lazy, layers, ...record }: MountRecord) {
+  return { ...record, layers: [...layers], lazy: lazy?.some(({ served, reader }) => served && !reader) ?? false };
+}
 
 export function nodeRoutes(app: App, { store, paths, folders, inUse }: Shared): void {
   app.get(
@@ -29,7 +38,7 @@ export function nodeRoutes(app: App, { store, paths, folders, inUse }: Shared): 
         response: { 200: Type.Object({ mounts: Type.Array(MountSchema) }) },
       },
     },
-    async () => ({ mounts: (await listMounts(folders)).map((record) => ({ ...record, layers: [...record.layers] })) }),
+    async () => ({ mounts: (await listMounts(folders)).map(mountView) }),
   );
 
   app.post(
@@ -45,10 +54,14 @@ export function nodeRoutes(app: App, { store, paths, folders, inUse }: Shared): 
       },
     },
     async (request, reply) => {
-      const { image: name, target, upper } = request.body;
+      const { image: name, target, upper, lazy, prefetch = true } = request.body;
       const where = { target: paths.check(target), upper: upper === undefined ? undefined : paths.check(upper) };
       const image = await openImage(store, name);
-      const mounted = await mountImage({ ...folders, ...where, store, image });
+      await reclaimDataServers(folders);
+      const onTraceProblem = (text: string) => request.log.warn(text);
+      const files = blobFilesFor({ ...folders, store, lazy, prefetch: prefetch ? [image] : [], onTraceProblem });
+      const mounted = await mountImage({ ...folders, ...where, files, image });
+      await files.handedOver?.();
       const named = { name: image.name, manifest: image.manifestDigest };
       return reply.code(201).send({ ...mounted, layers: [...mounted.layers], image: named });
     },
@@ -73,8 +86,7 @@ export function nodeRoutes(app: App, { store, paths, folders, inUse }: Shared): 
       if (found === undefined) throw fail('MOUNT_NOT_FOUND', { target: id });
       // Others than those at allowed folders belong to sandboxes, or to whoever is at the console.
       paths.check(found.target);
-      const record = await unmount(id, { ...folders, lazy: request.query.lazy });
-      return { ...record, layers: [...record.layers] };
+      return mountView(await unmount(id, { ...folders, lazy: request.query.lazy }));
     },
   );
 

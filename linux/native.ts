@@ -1,0 +1,64 @@
+/**
+ * The one compiled library of our own (linux/native/): built by scripts/native.mjs where there is a rustc, found by the digest of
+ * its source, so that an old build is never loaded. Nothing needs it: whoever calls has the same in JavaScript or in Node.
+ */
+import { createHash } from 'node:crypto';
+import { existsSync, readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { messageOf } from '#base';
+
+/** A bound C function; Buffers are pointers to their bytes. */
+export type NativeCall = (...args: (number | Buffer | null)[]) => number;
+
+export interface NativeLibrary {
+  /** @param prototype as in C */
+  bind(prototype: string): NativeCall;
+}
+
+/** The library, or why there is none. */
+export type FoundNative =
+  | { readonly library: NativeLibrary; readonly path: string }
+  | { readonly library: undefined; readonly reason: string };
+
+const SOURCE = 'linux/native/sha256.rs';
+
+let found: FoundNative | undefined;
+
+export function nativeLibrary(): FoundNative {
+  found ??= find();
+  return found;
+}
+
+function find(): FoundNative {
+  const none = (reason: string): FoundNative => ({ library: undefined, reason });
+  if (process.env.DSEC_NATIVE === '0') return none('turned off by DSEC_NATIVE=0');
+  if (process.arch !== 'x64') return none(`there is none for ${process.arch}`);
+  const root = checkout();
+  if (root === undefined) return none('its source is not in this installation');
+  try {
+    const path = join(root, 'dist', nativeFile(readFileSync(join(root, SOURCE))));
+    if (!existsSync(path)) return none('not built: npm start builds it where rustc is');
+    const koffi = createRequire(import.meta.url)('koffi') as {
+      load(path: string): { func(prototype: string): NativeCall };
+    };
+    const handle = koffi.load(path);
+    return { library: { bind: (prototype) => handle.func(prototype) }, path };
+  } catch (error) {
+    return none(messageOf(error));
+  }
+}
+
+/** scripts/native.mjs names it in the same way. */
+function nativeFile(source: Buffer): string {
+  return `dsec-native-${createHash('sha256').update(source).digest('hex').slice(0, 16)}.so`;
+}
+
+/** Bundled or not, this code lies somewhere below it. */
+function checkout(): string | undefined {
+  for (let folder = dirname(fileURLToPath(import.meta.url)); ; folder = dirname(folder)) {
+    if (existsSync(join(folder, SOURCE))) return folder;
+    if (folder === dirname(folder)) return undefined;
+  }
+}
