@@ -2,7 +2,7 @@
  * Where the service listens: `HOST:PORT` or `unix:/path`. A socket file is its user's alone (0600), and one that a dead service
  * left is replaced.
  */
-import { rmSync } from 'node:fs';
+import { lstatSync, rmSync } from 'node:fs';
 import { connect } from 'node:net';
 import { resolve } from 'node:path';
 import { messageOf, systemCode } from '#base';
@@ -53,8 +53,9 @@ export async function listen(app: App, address: ListenAddress): Promise<string> 
   }
 }
 
-/** A socket file that nobody answers on. */
-function isDeadSocket(path: string): Promise<boolean> {
+/** A socket file that nobody answers on; a file of another type refuses a connection too, and is not ours to remove. */
+async function isDeadSocket(path: string): Promise<boolean> {
+  if (lstatSync(path, { throwIfNoEntry: false })?.isSocket() !== true) return false;
   return new Promise((done) => {
     const socket = connect(path);
     socket.once('connect', () => {

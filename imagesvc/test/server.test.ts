@@ -9,7 +9,7 @@ import { convertToStore } from '../convert/convert-to-store.ts';
 import { stopDataServers } from '../data-server/data-server.ts';
 import { AllowedPaths } from '../server/allowed-paths.ts';
 import { parseRange } from '../server/byte-range.ts';
-import { parseListenAddress } from '../server/listen.ts';
+import { listen, parseListenAddress } from '../server/listen.ts';
 import { Metrics } from '../server/metrics.ts';
 import { parseTokenFile, Tokens } from '../server/tokens.ts';
 import { HandRunner, ServiceFixture } from './service-fixture.ts';
@@ -602,5 +602,14 @@ describe('parseListenAddress', () => {
     for (const text of ['', '7070', 'host', 'a:99999', 'unix:', `unix:/${'x'.repeat(120)}`]) {
       expect(() => parseListenAddress(text)).toThrow(expect.objectContaining({ code: 'SERVER_LISTEN' }));
     }
+  });
+});
+
+describe('listen', () => {
+  it('does not remove a file that is no socket', async () => {
+    const path = join(fixture.tree('listen', { file: 'precious' }), 'file');
+    const app = { listen: () => Promise.reject(new Error('in use')) } as unknown as Parameters<typeof listen>[0];
+    await expect(listen(app, { kind: 'unix', path })).rejects.toMatchObject({ code: 'SERVER_LISTEN' });
+    expect(readFileSync(path, 'utf8')).toBe('precious');
   });
 });
