@@ -56,6 +56,12 @@ export const controlErrors = {
     exit: 1,
     http: 409,
   },
+  CLI_OUTPUT_FILE: {
+    message: 'cannot write {path}: {reason}',
+    hint: 'check that its folder is there, may be written, and has space',
+    exit: 1,
+    http: 500,
+  },
   CLI_SIZE: {
     message: '{option} {text}: not a size',
     hint: 'give bytes, or a number with a unit: 65536, 64KiB, 1.5MiB, 3GiB, 500MB',

@@ -100,8 +100,15 @@ interface Spool extends SpoolResult {
   readonly dataPath: string;
   readonly tailPath: string;
   readonly records: readonly FileData[];
-  /** Where its data lies with that of other layers: the digests of all of it, once all of it is in the file. */
-  readonly stack: Promise<BlobDigests> | undefined;
+  /** Where its data lies with that of other layers. */
+  readonly stack: Stack | undefined;
+}
+
+interface Stack {
+  /** Of all of its data, once all of it is in the file; undefined if it was doomed by then. */
+  readonly digests: Promise<BlobDigests | undefined>;
+  /** Its file will not be a blob as it is. */
+  doom(): void;
 }
 
 interface SpoolUse {
@@ -192,6 +199,7 @@ export class Converter {
         data: records,
         whiteoutNames: spool.isTar,
       });
+      if (tree.losesData) spool.stack?.doom();
     }
     layers.push(await this.#finishGroup(tree, spools, groupStart, options));
     return {
@@ -297,14 +305,16 @@ export class Converter {
       if (input.kind !== 'file') throw new Error('only files are stacked');
       return { ...targets[number]!, op: 'spool', label, prefix, compression, digest, sizeBytes, diffId, source: input };
     });
-    const stack = this.#pool.stack({ op: 'stack', layers: jobs, dataPath }, (doneBytes, part) =>
+    const doomed = new Int32Array(new SharedArrayBuffer(4));
+    const running = this.#pool.stack({ op: 'stack', layers: jobs, dataPath, doomed }, (doneBytes, part) =>
       reports[part]!('convert', doneBytes),
     );
-    stack.digests.catch(() => {});
+    running.digests.catch(() => {});
+    const stack: Stack = { digests: running.digests, doom: () => Atomics.store(doomed, 0, 1) };
     return layers.map((layer, number) => {
-      const spool = stack.layers[number]!.then((result) => {
+      const spool = running.layers[number]!.then((result) => {
         reports[number]!('done', result.blobBytes, result.blobBytes);
-        return this.#spooled(result, targets[number]!, true, stack.digests);
+        return this.#spooled(result, targets[number]!, true, stack);
       });
       const use: SpoolUse = { spool, uses: 1 };
       this.#labels.set(use, layer.label);
@@ -357,7 +367,7 @@ export class Converter {
 
   async #buildGroup(tree: OverlayTree, spools: readonly Spool[]): Promise<BuiltLayer> {
     // Spools are read from here on: what is stacked has to be in its file.
-    await Promise.all(spools.map((spool) => spool.stack));
+    await Promise.all(spools.map((spool) => spool.stack?.digests));
     const files = spools.map((s) => ({ path: s.dataPath, dataOffset: s.dataOffset, dataBytes: s.dataBytes }));
     const tails = new SpoolTails(spools.map((spool) => spool.tailPath));
     const metaPath = this.#newFile('meta');
@@ -435,7 +445,7 @@ export class Converter {
     const { stack } = parts[0]!;
     const fileBytes = stack === undefined ? parts[0]!.dataBytes : (await stat(run!.path)).size;
     if (fileBytes !== run!.length) return undefined;
-    return { path: run!.path, digests: stack === undefined ? parts[0]!.digests : await stack };
+    return { path: run!.path, digests: stack === undefined ? parts[0]!.digests : await stack.digests };
   }
 
   #newFile(kind: string): string {

@@ -21,9 +21,13 @@ export function servableCommand(greeting: Greeting, self: ServiceSelf): readonly
   const [script, ...args] = greeting.command;
   if (script === undefined || args[0] !== 'run') return undefined;
   if (!sameVariables(greeting.env, self.env, /^DSEC_/)) return undefined;
+  // The same text, but from the client's own folder.
+  if (FOLDERS.some((name) => /^[^/]/.test(greeting.env[name] ?? ''))) return undefined;
   if (rootOf(script, greeting.cwd) !== self.root) return undefined;
   return self.isFresh() ? args : undefined;
 }
+
+const FOLDERS = ['DSEC_RUN', 'DSEC_STATE', 'DSEC_CACHE'];
 
 function rootOf(script: string, cwd: string): string | undefined {
   try {

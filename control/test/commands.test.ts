@@ -180,6 +180,11 @@ describe('commands', () => {
     });
     await expect(run('export', 'none:1', '-o', join(folder, 'none.tar'))).rejects.toMatchObject({ exit: 4 });
     expect(readdirSync(folder)).not.toContain('none.tar');
+    const nowhere = join(folder, 'no-folder', 'x.tar');
+    await expect(run('export', 'web:1', '-o', nowhere)).rejects.toMatchObject({
+      code: 'CLI_OUTPUT_FILE',
+      message: `cannot write ${nowhere}: ENOENT`,
+    });
     await run('export', 'web:1', '-o', '/dev/null');
   });
 

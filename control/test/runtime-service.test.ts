@@ -1,7 +1,7 @@
 /** `dsec run` through the runtime service: the same as without it, and nothing left, whoever dies. */
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import * as fs from 'node:fs';
-import { connect } from 'node:net';
+import { connect, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -333,6 +333,22 @@ describe.skipIf(!can)('the runtime service', () => {
     );
     expect([second.status, second.stderr]).toEqual([1, expect.stringContaining('runs already')]);
     await expect(runCommand('serve', 'runtime', '--jobs', '3')).rejects.toMatchObject({ code: 'CLI_USAGE' });
+  });
+
+  it('does not wait for one that takes nothing', async () => {
+    const path = join(folder, 'deaf.sock');
+    const taken: Socket[] = [];
+    const deaf = createServer({ pauseOnConnect: true }, (one) => taken.push(one)).listen(path);
+    await new Promise((resolve) => deaf.once('listening', resolve));
+    // More than the socket holds.
+    const large = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`LARGE${i}`, 'x'.repeat(100_000)]));
+    const child = spawn(agent!.path, ['client', path, join(folder, 'node'), dsec, 'run', 'bb:1'], {
+      env: { ...env, ...large },
+      stdio: 'ignore',
+    });
+    expect(await new Promise((resolve) => child.once('close', resolve))).toBe(99);
+    for (const one of taken) one.destroy();
+    deaf.close();
   });
 
   it('bears noise at its door', async () => {

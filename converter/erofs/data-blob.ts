@@ -40,7 +40,7 @@ export function placeInOneBlob(
   order: FileOrder = new Map(),
 ): DataPlacement {
   const withBlocks = [...live].filter((d) => d.blocks > 0);
-  withBlocks.sort((a, b) => rank(order, a) - rank(order, b) || a.layer - b.layer || a.startBlock - b.startBlock);
+  withBlocks.sort((a, b) => rank(order, a) - rank(order, b) || a.layer - b.layer || a.id - b.id);
   const places = new Map<FileData, number>();
   const known = new Map<string, FileData[]>();
   const runs: GrowingRun[] = [];
@@ -144,6 +144,7 @@ class SpoolComparer {
       return false;
     if (a.map !== undefined && !(a.map.length === b.map!.length && a.map.every((v, i) => v === b.map![i])))
       return false;
+    if (this.#isAt(a, b)) return true;
     const left = Buffer.allocUnsafe(1 << 18);
     const right = Buffer.allocUnsafe(1 << 18);
     const total = a.blocks * BLOCK_BYTES;
@@ -154,6 +155,13 @@ class SpoolComparer {
       if (left.compare(right, 0, n, 0, n) !== 0) return false;
     }
     return true;
+  }
+
+  /** In a stack, a file that a lower layer has was not stored again. */
+  #isAt(a: FileData, b: FileData): boolean {
+    const [left, right] = [this.#spools[a.layer]!, this.#spools[b.layer]!];
+    const apart = left.dataOffset - right.dataOffset + (a.startBlock - b.startBlock) * BLOCK_BYTES;
+    return left.path === right.path && apart === 0;
   }
 
   #read(data: FileData, at: number, into: Buffer, length: number): void {

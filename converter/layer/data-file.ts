@@ -26,6 +26,8 @@ export interface DataFileOptions {
   readonly hash: boolean;
   /** What comes after so many bytes does not go through the page cache. */
   readonly directFromBytes?: number;
+  /** Whether it will not stay as it is after all: then neither is worth while any more. */
+  readonly isDoomed?: () => boolean;
 }
 
 interface Slab {
@@ -43,7 +45,8 @@ export class DataFile {
   readonly #fd: number;
   #directFd: number | undefined;
   #directFromBytes: number;
-  readonly #hasher: BlobSha256 | undefined;
+  #hasher: BlobSha256 | undefined;
+  readonly #isDoomed: (() => boolean) | undefined;
   /** In the order of their bytes; what is not in one of them is in the file. */
   #slabs: Slab[] = [];
   readonly #free: Buffer[] = [];
@@ -62,6 +65,7 @@ export class DataFile {
   constructor(path: string | undefined, options: DataFileOptions) {
     this.#path = path;
     this.#directFromBytes = options.directFromBytes ?? Number.POSITIVE_INFINITY;
+    this.#isDoomed = options.isDoomed;
     this.#hasher = options.hash ? createBlobSha256(CHUNK_BYTES) : undefined;
     this.#fd = path === undefined ? -1 : openSync(path, 'w+', 0o644);
   }
@@ -129,6 +133,12 @@ export class DataFile {
 
   /** Hashes what has come; `beside` is another stream's due, hashed in the same pass. */
   hash(beside?: { readonly stream: Sha256; readonly bytes: Buffer }): void {
+    if (this.#hasher !== undefined && this.#isDoomed?.() === true) {
+      this.#hasher = undefined;
+      this.#directFromBytes = Number.POSITIVE_INFINITY;
+      this.#hashed = 0;
+      this.#release();
+    }
     let taken = 0;
     const due = (bytes: number) => {
       if (beside === undefined || taken >= beside.bytes.length) return undefined;
@@ -157,7 +167,7 @@ export class DataFile {
     await this.#written(WAITING_SLABS);
   }
 
-  /** Hashes and writes the rest. The digests, where they were asked for. */
+  /** Hashes and writes the rest. The digests, where they were asked for and it is not doomed. */
   async finish(): Promise<BlobDigests | undefined> {
     this.hash();
     const last = this.#slabs.at(-1);

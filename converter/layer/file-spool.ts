@@ -34,8 +34,15 @@ export interface FileSpoolOptions {
   readonly codec: Codec | undefined;
   /** The data spool will probably be a data blob as it is: hash it on the way, and write it as one that stays. */
   readonly becomesBlob: boolean;
-  /** Where the data goes instead of a file of its own: behind what is in there. It is the caller's to finish and to close. */
-  readonly into?: DataFile | undefined;
+  /** Where the data goes instead of a file of its own: behind that of other layers. */
+  readonly into?: DataStack | undefined;
+}
+
+/** Layers' data in one file, which is the caller's to finish and to close. */
+export interface DataStack {
+  readonly data: DataFile;
+  /** Files of the layers below, by size and checksum, and where their layer's data begins. */
+  readonly known: Map<string, { readonly file: FileData; readonly base: number }[]>;
 }
 
 export class FileSpool {
@@ -68,7 +75,7 @@ export class FileSpool {
   constructor(dataPath: string, tailPath: string, options: FileSpoolOptions) {
     this.#options = options;
     this.#data =
-      options.into ??
+      options.into?.data ??
       new DataFile(dataPath, {
         hash: options.becomesBlob,
         directFromBytes: options.becomesBlob ? DIRECT_FROM_BYTES : undefined,
@@ -272,21 +279,29 @@ export class FileSpool {
       map,
     };
     if (blocks === 0) return fresh;
-    const key = `${fresh.sizeBytes}:${fresh.crc32}`;
-    const candidates = this.#known.get(key);
-    if (candidates === undefined) {
-      this.#known.set(key, [fresh]);
-      return fresh;
+    const key = keyOf(fresh);
+    const candidates = this.#known.get(key) ?? [];
+    const old = candidates.find((candidate) => this.#same(candidate, fresh));
+    if (old !== undefined) {
+      this.#rewind(this.#startByte);
+      this.#dropTail(tailBytes);
+      return old;
     }
-    for (const old of candidates) {
-      if (this.#same(old, fresh)) {
-        this.#rewind(this.#startByte);
-        this.#dropTail(tailBytes);
-        return old;
-      }
+    const placed = this.#placedBelow(key, fresh) ?? fresh;
+    if (candidates.length === 0) this.#known.set(key, [placed]);
+    else if (candidates.length < MAX_CANDIDATES) candidates.push(placed);
+    return placed;
+  }
+
+  /** In a stack: the file with its blocks at those of an identical one of a lower layer. Its tail is its own. */
+  #placedBelow(key: string, fresh: FileData): FileData | undefined {
+    for (const { file, base } of this.#options.into?.known.get(key) ?? []) {
+      const there = { ...file, startBlock: file.startBlock + (base - this.#base) / BLOCK_BYTES };
+      if (!sameShape(there, fresh) || !this.#sameBlocks(there, fresh)) continue;
+      this.#rewind(this.#startByte);
+      return { ...fresh, startBlock: there.startBlock };
     }
-    if (candidates.length < MAX_CANDIDATES) candidates.push(fresh);
-    return fresh;
+    return undefined;
   }
 
   /** Moves the last partial block of a flat file to the tails. */
@@ -323,9 +338,7 @@ export class FileSpool {
   }
 
   #same(a: FileData, b: FileData): boolean {
-    if (a.form !== b.form || a.blocks !== b.blocks || a.tailBytes !== b.tailBytes || a.unitBits !== b.unitBits)
-      return false;
-    if (a.map !== undefined && !sameMap(a.map, b.map!)) return false;
+    if (!sameShape(a, b)) return false;
     if (a.tailBytes > 0) {
       this.#flushTails();
       const [left, right] = [a, b].map((d) => {
@@ -335,6 +348,10 @@ export class FileSpool {
       });
       if (!left!.equals(right!)) return false;
     }
+    return this.#sameBlocks(a, b);
+  }
+
+  #sameBlocks(a: FileData, b: FileData): boolean {
     this.#flush();
     const total = a.blocks * BLOCK_BYTES;
     const left = Buffer.allocUnsafe(Math.min(COMPARE_BYTES, total));
@@ -389,9 +406,19 @@ export class FileSpool {
     this.#flushTails();
     this.#tails.finish();
     this.#data.rewindPoint = this.#data.length;
+    if (this.#options.into !== undefined) this.#tellAbove(this.#options.into);
     const digests = this.#options.into === undefined ? await this.#data.finish() : undefined;
     const dataBytes = this.#data.length - this.#base;
     return { dataOffset: this.#base, dataBytes, tailBytes: this.#tails.length, digests };
+  }
+
+  #tellAbove({ known }: DataStack): void {
+    for (const [key, files] of this.#known) {
+      const all = known.get(key) ?? [];
+      // What a lower layer has is there already.
+      for (const file of files) if (file.startBlock >= 0) all.push({ file, base: this.#base });
+      if (all.length > 0) known.set(key, all.slice(0, MAX_CANDIDATES));
+    }
   }
 
   async close(): Promise<void> {
@@ -428,6 +455,16 @@ function widen(map: Int32Array, unitBits: number): [Int32Array, number] {
     bits++;
   }
   return [current, bits];
+}
+
+function keyOf(file: FileData): string {
+  return `${file.sizeBytes}:${file.crc32}`;
+}
+
+function sameShape(a: FileData, b: FileData): boolean {
+  if (a.form !== b.form || a.blocks !== b.blocks || a.tailBytes !== b.tailBytes || a.unitBits !== b.unitBits)
+    return false;
+  return a.map === undefined || sameMap(a.map, b.map!);
 }
 
 function sameMap(a: Int32Array, b: Int32Array): boolean {

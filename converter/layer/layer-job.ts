@@ -51,6 +51,8 @@ export interface StackJob {
   /** Their own `dataPath` is this one. */
   readonly layers: readonly SpoolJob[];
   readonly dataPath: string;
+  /** Shared memory: not 0 once it is known that the file will not be a blob as it is. Then there are no digests. */
+  readonly doomed: Int32Array;
 }
 
 /** A part of a local file, in bytes. */
@@ -71,7 +73,7 @@ export type Job = SpoolJob | StackJob | BlobJob;
 
 export interface JobResults {
   readonly spool: SpoolResult;
-  readonly stack: BlobDigests;
+  readonly stack: BlobDigests | undefined;
   readonly blob: BlobDigests;
 }
 

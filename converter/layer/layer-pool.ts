@@ -83,7 +83,7 @@ export class LayerPool {
   stack(
     job: StackJob,
     onProgress: (doneBytes: number, part: number) => void,
-  ): { readonly layers: readonly Promise<SpoolResult>[]; readonly digests: Promise<BlobDigests> } {
+  ): { readonly layers: readonly Promise<SpoolResult>[]; readonly digests: Promise<BlobDigests | undefined> } {
     const resolvers: ((result: SpoolResult) => void)[] = [];
     const digests = this.#enqueue<'stack'>(job, { onProgress, onPart: (part, result) => resolvers[part]!(result) });
     const layers = job.layers.map(

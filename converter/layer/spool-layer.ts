@@ -10,7 +10,7 @@ import { decompress } from './decompress.ts';
 import type { Entry, EntryHandler } from './entry.ts';
 import { underPrefix } from './entry-prefix.ts';
 import { FileRange } from './file-range.ts';
-import { FileSpool } from './file-spool.ts';
+import { type DataStack, FileSpool } from './file-spool.ts';
 import { readFolder } from './folder-reader.ts';
 import type { SpoolJob, SpoolResult, StackJob } from './layer-job.ts';
 import type { RecyclingSource } from './prefetch.ts';
@@ -25,7 +25,7 @@ export interface SpoolContext {
 }
 
 /** `into`: where its data goes, see FileSpoolOptions. */
-export async function spoolLayer(job: SpoolJob, context: SpoolContext, into?: DataFile): Promise<SpoolResult> {
+export async function spoolLayer(job: SpoolJob, context: SpoolContext, into?: DataStack): Promise<SpoolResult> {
   const { source } = job;
   if (source.kind === 'folder') {
     return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context), into);
@@ -38,11 +38,13 @@ export async function spoolStack(
   job: StackJob,
   contextOf: (part: number) => SpoolContext,
   onPart: (part: number, result: SpoolResult) => void,
-): Promise<BlobDigests> {
-  const data = new DataFile(job.dataPath, { hash: true, directFromBytes: DIRECT_FROM_BYTES });
+): Promise<BlobDigests | undefined> {
+  const isDoomed = () => Atomics.load(job.doomed, 0) !== 0;
+  const data = new DataFile(job.dataPath, { hash: true, directFromBytes: DIRECT_FROM_BYTES, isDoomed });
+  const stack: DataStack = { data, known: new Map() };
   try {
-    for (const [part, layer] of job.layers.entries()) onPart(part, await spoolLayer(layer, contextOf(part), data));
-    return (await data.finish())!;
+    for (const [part, layer] of job.layers.entries()) onPart(part, await spoolLayer(layer, contextOf(part), stack));
+    return await data.finish();
   } finally {
     await data.close();
   }
@@ -66,7 +68,7 @@ export type SpoolTarget = Pick<
 export async function spoolEntries(
   target: SpoolTarget,
   read: (handler: SpoolHandler) => Promise<InputFacts>,
-  into?: DataFile,
+  into?: DataStack,
 ): Promise<SpoolResult> {
   const codec = target.codec === undefined ? undefined : codecFor(target.codec);
   const files = new FileSpool(target.dataPath, target.tailPath, {

@@ -98,6 +98,16 @@ const IMAGES: Readonly<Record<string, readonly Files[]>> = {
     { ...big, s: shared },
     { t: shared, u: noise(9000) },
   ],
+  'the lower one of two same files is deleted': [
+    { ...big, s: shared },
+    { t: shared, v: shared },
+    { '.wh.s': noise(0) },
+  ],
+  'same files, up and down': [
+    { p: shared, q: noise(70_000) },
+    { q: shared, p: noise(66_000), r: big['a/two'] },
+    { m: shared, n: big['a/two'], o: big['a/two'] },
+  ],
   'a layer has no data': [big, { g: noise(0) }, { h: noise(600_000) }],
   'no layer has any': [{ i: noise(0) }, { j: noise(7) }],
   'zeros and copies': [

@@ -44,6 +44,8 @@ export class OverlayTree {
   readonly root: DirNode;
   group: number;
   readonly notes: string[] = [];
+  /** Something that may have data was replaced or deleted: the layers' data is no longer all of the group's. */
+  losesData = false;
   readonly #keepAll: boolean;
 
   constructor(options: TreeOptions = {}) {
@@ -122,6 +124,7 @@ export class OverlayTree {
   /** Takes a name out, remembering it if a lower group has it. */
   #remove(parent: DirNode, name: ByteString, child: Node): void {
     parent.children.delete(name);
+    if (child.kind === 'dir' ? child.children.size > 0 : (child.data?.blocks ?? 0) > 0) this.losesData = true;
     if (this.#isLower(child)) parent.hide(name, child.kind === 'dir', this.group);
   }
 

@@ -34,12 +34,13 @@ export async function traceCoverage(
   onProblem: (name: string, error: unknown) => void = () => {},
 ): Promise<TraceCoverage> {
   const held = new Set<Digest>(set.flatMap((image) => allBlobsOf(image).map(({ digest }) => digest)));
+  const named = new Map(set.map((image) => [image.manifestDigest, image]));
   const traced = new Set<Digest>();
   const uncovered = new Set<Digest>();
   const sum = { accesses: 0, coveredAccesses: 0, accessedBytes: 0, coveredBytes: 0 };
   for (const { manifest, name } of await keptTraces(store)) {
     try {
-      const { blobs, chunks } = await readTrace(store, await openImage(store, manifest), name);
+      const { blobs, chunks } = await readTrace(store, named.get(manifest) ?? (await openImage(store, manifest)), name);
       traced.add(manifest);
       for (const { blob, chunk } of chunks) {
         const of = blobs[blob]!;

@@ -117,6 +117,27 @@ describe('withRetry', () => {
     expect(bad.calls).toBe(12);
   });
 
+  test('a failure without a retry left is told after a pause, so that asking again at once is no busy loop', async () => {
+    const clock = new TestClock();
+    const source = withRetry(failing(again()), { clock, allowance: new RetryAllowance(0) });
+    for (let i = 0; i < 3; i++) {
+      await expect(source.readRange(blob, 0, 1, now)).rejects.toMatchObject({ code: 'STORE_REMOTE' });
+    }
+    expect(clock.slept).toEqual([500, 500, 500]);
+    const aborted = AbortSignal.abort(new Error('enough'));
+    await expect(source.readRange(blob, 0, 1, { ...now, signal: aborted })).rejects.toThrow('enough');
+  });
+
+  test('a prefetch of a store that is away leaves the readers their retries', async () => {
+    const clock = new TestClock();
+    const bad = failing(again());
+    const source = withRetry(bad, { clock, attempts: 3 });
+    for (let i = 0; i < 100; i++) await source.readRange(blob, 0, 1, { priority: 'prefetch' }).catch(() => {});
+    const before = bad.calls;
+    await source.readRange(blob, 0, 1, now).catch(() => {});
+    expect(bad.calls - before).toBe(3);
+  });
+
   test('a try that does not listen to its signal is left behind', async () => {
     let calls = 0;
     const deaf: RangeSource = {

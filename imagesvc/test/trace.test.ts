@@ -259,6 +259,35 @@ describe.each([
     await expect(readTrace(store, image, 'start')).rejects.toMatchObject({ code: 'TRACE_NOT_FOUND', exit: 4 });
   });
 
+  it('two that are kept under one name at the same moment do not remove each other', async () => {
+    for (let round = 0; round < 5; round++) {
+      await Promise.all([1, 2, 3].map((chunk) => keepTrace(store, image, 'start', trace(image, [round, 4 + chunk]))));
+      expect((await listTraces(store, image.manifestDigest)).map(({ name }) => name)).toEqual(['start']);
+      expect((await readTrace(store, image, 'start')).chunks.map(({ chunk }) => chunk)).toContain(round);
+    }
+    await keepTrace(store, image, 'start', trace(image, [3]));
+    expect((await keptTraces(store)).length).toBe(1);
+    await removeTrace(store, image, 'start');
+    expect(await keptTraces(store)).toEqual([]);
+  });
+
+  it('is listed whatever its record says', async () => {
+    const { digest } = await keepTrace(store, image, 'start', trace(image, [1]));
+    const key = `${hexOf(image.manifestDigest)}.${hexOf(digest)}.start`;
+    for (const value of [null, 'text', [1], { chunks: '1', bytes: -1, files: 1.5, command: 'sh' }, { command: [1] }]) {
+      await store.putRecord(TRACE_RECORDS, key, value);
+      const [row] = await listTraces(store, image.manifestDigest);
+      expect(row).toEqual({
+        name: 'start',
+        digest,
+        chunks: undefined,
+        bytes: undefined,
+        files: undefined,
+        command: undefined,
+      });
+    }
+  });
+
   it('refuses a trace of another image, of other blobs, and names that are none', async () => {
     const other = await publishMadeUp(store, 'b:1', { layers: ['three'] });
     await expect(keepTrace(store, image, 'x', trace(other, [0]))).rejects.toMatchObject({ code: 'TRACE_OTHER_IMAGE' });

@@ -51,19 +51,40 @@ export function parseTraceKey(key: string): KeptTrace | undefined {
   return { key, manifest: digestFromHex(parts[1]!), digest: digestFromHex(parts[2]!), name: parts[3]! };
 }
 
-/** All traces of all images, or of one. */
+/** What a record says, as far as it says it rightly. */
+function summaryFrom(record: unknown): Partial<TraceSummary> {
+  const said = (typeof record === 'object' && record !== null ? record : {}) as Record<string, unknown>;
+  const count = (value: unknown) =>
+    Number.isSafeInteger(value) && (value as number) >= 0 ? (value as number) : undefined;
+  const isWords = (value: unknown): value is string[] =>
+    Array.isArray(value) && value.every((word) => typeof word === 'string');
+  const { chunks, bytes, files, command } = said;
+  return {
+    chunks: count(chunks),
+    bytes: count(bytes),
+    files: count(files),
+    command: isWords(command) ? command : undefined,
+  };
+}
+
+/** All traces of all images, or of one. Two of one image have the same name when they were kept at the same moment: see `oneOfEach`. */
 export async function keptTraces(store: BlobStore, manifest?: Digest): Promise<KeptTrace[]> {
   const keys = await store.listRecords(TRACE_RECORDS, manifest === undefined ? '' : `${hexOf(manifest)}.`);
-  return keys.flatMap((key) => parseTraceKey(key) ?? []).sort((a, b) => (a.name < b.name ? -1 : 1));
+  return keys
+    .flatMap((key) => parseTraceKey(key) ?? [])
+    .sort((a, b) => (a.name === b.name ? (a.key < b.key ? -1 : 1) : a.name < b.name ? -1 : 1));
+}
+
+/** Of traces of one image, one of each name. */
+function oneOfEach(kept: readonly KeptTrace[]): KeptTrace[] {
+  return kept.filter(({ name }, i) => kept.findIndex((one) => one.name === name) === i);
 }
 
 /** With what can be said of each, by name. */
 export async function listTraces(store: BlobStore, manifest: Digest): Promise<TraceRow[]> {
   const rows: TraceRow[] = [];
-  for (const { name, digest, key } of await keptTraces(store, manifest)) {
-    const record = (await store.getRecord(TRACE_RECORDS, key)) as Partial<TraceSummary> | null | undefined;
-    const { chunks, bytes, files, command } = typeof record === 'object' && record !== null ? record : {};
-    rows.push({ name, digest, chunks, bytes, files, command });
+  for (const { name, digest, key } of oneOfEach(await keptTraces(store, manifest))) {
+    rows.push({ name, digest, ...summaryFrom(await store.getRecord(TRACE_RECORDS, key)) });
   }
   return rows;
 }
@@ -81,12 +102,12 @@ export async function keepTrace(store: BlobStore, image: Image, name: string, tr
   // What is put from here on is left alone by garbage collection until the record says whose it is.
   const staging = await store.stage();
   try {
+    // Those from before alone: of two that are kept at the same moment, each would remove the other.
+    const before = (await keptTraces(store, image.manifestDigest)).filter((old) => old.name === name);
     const digest = await store.put(bytes);
     const key = `${hexOf(image.manifestDigest)}.${hexOf(digest)}.${name}`;
     await store.putRecord(TRACE_RECORDS, key, summary);
-    for (const old of await keptTraces(store, image.manifestDigest)) {
-      if (old.name === name && old.key !== key) await dropTrace(store, old);
-    }
+    for (const old of before) if (old.key !== key) await dropTrace(store, old);
     return { name, digest, ...summary };
   } finally {
     await staging.remove();
@@ -170,7 +191,7 @@ export async function copyTraces(
   if (kept.length === 0) return 0;
   let copied = 0;
   const there = new Set((await keptTraces(to, image.manifestDigest)).map(({ key }) => key));
-  for (const one of kept) {
+  for (const one of oneOfEach(kept)) {
     try {
       if (there.has(one.key) && (await to.stat(one.digest)) !== undefined) continue;
       await keepTrace(to, image, one.name, await readKept(from, image, one));

@@ -26,11 +26,20 @@ export function signalFirstProcess(bundle: string, identity: ProcessIdentity, si
   const { pid } = identity;
   try {
     if (!endsByDefault(pid, signal)) return process.kill(pid, signal);
-    writeFileSync(reasonFileOf(bundle), signal, { mode: 0o600 });
+    noteReason(bundle, signal);
     return process.kill(pid, 'SIGKILL');
   } catch {
     // Ended in between.
     return false;
+  }
+}
+
+/** On a full disk it ends all the same, and only why is not known. */
+function noteReason(bundle: string, signal: NodeJS.Signals): void {
+  try {
+    writeFileSync(reasonFileOf(bundle), signal, { mode: 0o600 });
+  } catch {
+    // Told as SIGKILL then.
   }
 }
 

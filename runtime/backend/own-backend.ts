@@ -7,13 +7,14 @@
  * control groups, empty or not, and `remove` needs no more than the id for those.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { rmSync, writeFileSync } from 'node:fs';
+import { closeSync, constants as constantsOfFiles, openSync, rmSync, writeSync } from 'node:fs';
 import { constants } from 'node:os';
 import type { Duplex } from 'node:stream';
 import { isDsecError, messageOf } from '#base';
 import { type ProcessIdentity, processIdentity } from '#linux';
 import { fail } from '../errors.ts';
 import type { AgentBinary } from './agent-binary.ts';
+import { MAX_PAYLOAD_BYTES } from './agent-wire.ts';
 import type { Backend, BackendCapabilities, Exit, LaunchSpec, PreparationSpec, RunningSandbox } from './backend.ts';
 import { cgroupsOf, endCgroups, isInCgroups } from './cgroup-cleanup.ts';
 import { firstProcessOf, pidFileOf, reasonFileOf, reasonOfEnd, signalFirstProcess } from './first-process.ts';
@@ -53,21 +54,27 @@ class OwnBackend implements Backend {
   }
 
   async launch(spec: LaunchSpec): Promise<RunningSandbox> {
-    for (const path of [pidFileOf(spec.folder), reasonFileOf(spec.folder)]) rmSync(path, { force: true });
+    rmSync(reasonFileOf(spec.folder), { force: true });
+    notePid(spec.folder, 0);
     const { terminal } = spec.process;
     const begun = this.begun.get(spec.id) ?? this.begin({ ...spec, terminal });
     this.begun.set(spec.id, begun);
     const { launched, pipes } = begun;
-    launched.order(launchOrder(spec));
+    const order = launchOrder(spec);
+    // The launcher would end the connection, and with it the sandboxes of others.
+    if (order.length > MAX_PAYLOAD_BYTES) {
+      const reason = `arguments and environment take ${order.length} bytes; Linux takes some two million`;
+      throw fail('RUNTIME_START_FAILED', { runtime: OWN_BACKEND, reason });
+    }
+    launched.order(order);
     let pid: number;
     try {
       pid = await launched.started;
     } catch (error) {
       throw startError(error, spec);
     }
+    notePid(spec.folder, pid);
     this.begun.delete(spec.id);
-    // For whoever wants to send it a signal from another process.
-    writeFileSync(pidFileOf(spec.folder), String(pid), { mode: 0o600 });
     return new OwnSandbox(spec.folder, pid, launched.ended, pipes, begun.close);
   }
 
@@ -79,6 +86,7 @@ class OwnBackend implements Backend {
       return { launched, pipes: undefined, close: async () => {} };
     }
     if (this.agent === undefined) throw fail('RUNTIME_NO_LAUNCHER');
+    const prepared = preparation(spec, 'own');
     const pipes = spec.stdio === 'pipe' ? makeStdioPipes() : undefined;
     const streams = pipes === undefined ? (['inherit', 'inherit', 'inherit'] as const) : pipes.childFds;
     // A session of its own, so that Ctrl-C at our terminal reaches the sandbox once, through us. With a terminal the launcher
@@ -101,7 +109,7 @@ class OwnBackend implements Backend {
       channel.close();
       await exited;
     };
-    return { launched: channel.prepare(preparation(spec, 'own')), pipes, close };
+    return { launched: channel.prepare(prepared), pipes, close };
   }
 
   signal(id: string, folder: string, signal: NodeJS.Signals): boolean {
@@ -123,6 +131,19 @@ class OwnBackend implements Backend {
       await begun.close();
     }
     if (cgroupsOf(id).length > 0) await endCgroups(id);
+  }
+}
+
+/**
+ * For whoever wants to send it a signal from another process. Written over in place: the command may have filled the disk by the time
+ * that we know its number.
+ */
+function notePid(folder: string, pid: number): void {
+  const fd = openSync(pidFileOf(folder), constantsOfFiles.O_WRONLY | constantsOfFiles.O_CREAT, 0o600);
+  try {
+    writeSync(fd, `${String(pid).padStart(10, '0')}\n`, 0);
+  } finally {
+    closeSync(fd);
   }
 }
 

@@ -1,6 +1,10 @@
-/** The groups that a sandbox gets: one in each v1 hierarchy, or one in the v2 tree where there is nothing else. */
+/**
+ * The groups that a sandbox gets: one in each v1 hierarchy, and one in the v2 tree where no v1 hierarchy says which devices may be
+ * opened. Where neither can say it nothing runs: root in a sandbox could open the machine's disk.
+ */
 import { bytesOf } from '#base';
 import { type MountRow, readMountInfo } from '#linux';
+import { fail } from '../errors.ts';
 import { deviceLines, deviceProgram } from './device-rules.ts';
 import { CGROUP_PARENT } from './oci-spec.ts';
 
@@ -13,7 +17,7 @@ export interface SandboxCgroup {
   readonly deviceProgram?: Buffer;
 }
 
-/** Beside v1 controllers a v2 tree has none itself: only the v1 hierarchies count then, as OCI runtimes have it. */
+/** Beside v1 controllers a v2 tree has none itself: only the v1 hierarchies count then, as OCI runtimes have it. @throws RUNTIME_START_FAILED */
 export function sandboxCgroups(id: string, rows: readonly MountRow[] = readMountInfo()): SandboxCgroup[] {
   const folderIn = (row: MountRow) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}/${id}`;
   // One hierarchy can be mounted in several places.
@@ -28,8 +32,12 @@ export function sandboxCgroups(id: string, rows: readonly MountRow[] = readMount
       writes: controllers.includes('devices') ? deviceLines() : [],
     };
   });
-  if (v1.length > 0) return v1;
-  return distinct('cgroup2')
-    .slice(0, 1)
-    .map((row) => ({ folder: folderIn(row), isCpuset: false, writes: [], deviceProgram: deviceProgram() }));
+  if (v1.some(({ writes }) => writes.length > 0)) return v1;
+  // A v1 hierarchy without controllers (name=systemd, for old containers) may lie beside a v2 tree that is in use.
+  const [v2] = distinct('cgroup2');
+  if (v2 === undefined) {
+    const reason = 'no control group can close devices to it: neither the v1 devices controller nor cgroup2 is mounted';
+    throw fail('RUNTIME_START_FAILED', { runtime: 'dsec', reason });
+  }
+  return [...v1, { folder: folderIn(v2), isCpuset: false, writes: [], deviceProgram: deviceProgram() }];
 }

@@ -53,8 +53,10 @@ const PROCESSES = words(`
   signalfd signalfd4 sigaction sigpending sigprocmask sigreturn sigsuspend sysinfo tgkill times tkill ugetrlimit uname
   vfork wait4 waitid waitpid modify_ldt ptrace
 `);
+/** Of 32-bit ARM: without set_tls no program of it starts. */
+const ARM = words(`arm_fadvise64_64 arm_sync_file_range breakpoint cacheflush set_tls`);
 const TIME_AND_WAITING = words(`
-  adjtimex clock_adjtime clock_getres clock_getres_time64 clock_gettime clock_gettime64 clock_nanosleep
+  adjtimex clock_adjtime clock_adjtime64 clock_getres clock_getres_time64 clock_gettime clock_gettime64 clock_nanosleep
   clock_nanosleep_time64 epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait
   epoll_wait_old eventfd eventfd2 getrandom gettimeofday io_cancel io_destroy io_getevents io_pgetevents
   io_pgetevents_time64 io_setup io_submit nanosleep _newselect poll ppoll ppoll_time64 pselect6 pselect6_time64 select
@@ -102,8 +104,12 @@ export function defaultSeccompProfile(arch: string = process.arch): SeccompProfi
     defaultErrnoRet: ENOSYS,
     architectures: ARCHITECTURES[arch] ?? [],
     syscalls: [
-      { names: [...FILES, ...MEMORY, ...PROCESSES, ...TIME_AND_WAITING, ...COMMUNICATION], action: 'SCMP_ACT_ALLOW' },
-      // AF_ALG and AF_VSOCK: kernel interfaces with a history of holes, and a way to the hypervisor's host.
+      {
+        names: [...FILES, ...MEMORY, ...PROCESSES, ...ARM, ...TIME_AND_WAITING, ...COMMUNICATION],
+        action: 'SCMP_ACT_ALLOW',
+      },
+      // AF_ALG and AF_VSOCK: kernel interfaces with a history of holes, and a way to the hypervisor's host. A 32-bit program gets
+      // them all the same, by socketcall, whose arguments lie in memory; without it such programs would have no network.
       { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_LT', AF_ALG) },
       { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_EQ', AF_ALG + 1) },
       { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_GT', AF_VSOCK) },

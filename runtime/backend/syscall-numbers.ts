@@ -9,14 +9,14 @@ const COLUMNS: readonly CallConvention[] = ['x64', 'x86', 'x32', 'arm64', 'arm']
 
 const TABLE = `
   _llseek:-,140,-,-,140 _newselect:-,142,-,-,142 _sysctl:156,149,-,-,149 accept:43,-,43,202,285
-  accept4:288,-,288,242,366 access:21,33,21,-,33 acct:163,51,163,89,51 add_key:248,286,248,217,309
-  adjtimex:159,124,159,171,124 alarm:37,27,37,-,- arch_prctl:158,384,158,-,- bind:49,-,49,200,282
-  bpf:321,357,321,280,386 brk:12,45,12,214,45 cachestat:451 capget:125,184,125,90,184 capset:126,185,126,91,185
+  accept4:288,364,288,242,366 access:21,33,21,-,33 acct:163,51,163,89,51 add_key:248,286,248,217,309
+  adjtimex:159,124,159,171,124 alarm:37,27,37,-,- arch_prctl:158,384,158,-,- arm_fadvise64_64:-,-,-,-,270 arm_sync_file_range:-,-,-,-,341 bind:49,361,49,200,282
+  bpf:321,357,321,280,386 brk:12,45,12,214,45 cachestat:451 breakpoint:-,-,-,-,983041 cacheflush:-,-,-,-,983042 capget:125,184,125,90,184 capset:126,185,126,91,185
   chdir:80,12,80,49,12 chmod:90,15,90,-,15 chown:92,182,92,-,182 chown32:-,212,-,-,212 chroot:161,61,161,51,61
-  clock_adjtime:305,343,305,266,372 clock_getres:229,266,229,114,264 clock_getres_time64:-,406,-,-,406
+  clock_adjtime:305,343,305,266,372 clock_adjtime64:-,405,-,-,405 clock_getres:229,266,229,114,264 clock_getres_time64:-,406,-,-,406
   clock_gettime:228,265,228,113,263 clock_gettime64:-,403,-,-,403 clock_nanosleep:230,267,230,115,265
   clock_nanosleep_time64:-,407,-,-,407 clock_settime:227,264,227,112,262 clock_settime64:-,404,-,-,404
-  clone:56,120,56,220,120 close:3,6,3,57,6 close_range:436 connect:42,-,42,203,283 copy_file_range:326,377,326,285,391
+  clone:56,120,56,220,120 close:3,6,3,57,6 close_range:436 connect:42,362,42,203,283 copy_file_range:326,377,326,285,391
   creat:85,8,85,-,8 create_module:174,127,-,-,- delete_module:176,129,176,106,129 dup:32,41,32,23,41
   dup2:33,63,33,-,63 dup3:292,330,292,24,358 epoll_create:213,254,213,-,250 epoll_create1:291,329,291,20,357
   epoll_ctl:233,255,233,21,251 epoll_ctl_old:214,-,-,-,- epoll_pwait:281,319,281,22,346 epoll_pwait2:441
@@ -36,11 +36,11 @@ const TABLE = `
   get_thread_area:211,244,-,-,- getcpu:309,318,309,168,345 getcwd:79,183,79,17,183 getdents:78,141,78,-,141
   getdents64:217,220,217,61,217 getegid:108,50,108,177,50 getegid32:-,202,-,-,202 geteuid:107,49,107,175,49
   geteuid32:-,201,-,-,201 getgid:104,47,104,176,47 getgid32:-,200,-,-,200 getgroups:115,80,115,158,80
-  getgroups32:-,205,-,-,205 getitimer:36,105,36,102,105 getpeername:52,-,52,205,287 getpgid:121,132,121,155,132
+  getgroups32:-,205,-,-,205 getitimer:36,105,36,102,105 getpeername:52,368,52,205,287 getpgid:121,132,121,155,132
   getpgrp:111,65,111,-,65 getpid:39,20,39,172,20 getppid:110,64,110,173,64 getpriority:140,96,140,141,96
   getrandom:318,355,318,278,384 getresgid:120,171,120,150,171 getresgid32:-,211,-,-,211 getresuid:118,165,118,148,165
   getresuid32:-,209,-,-,209 getrlimit:97,76,97,163,- getrusage:98,77,98,165,77 getsid:124,147,124,156,147
-  getsockname:51,-,51,204,286 getsockopt:55,-,542,209,295 gettid:186,224,186,178,224 gettimeofday:96,78,96,169,78
+  getsockname:51,367,51,204,286 getsockopt:55,365,542,209,295 gettid:186,224,186,178,224 gettimeofday:96,78,96,169,78
   getuid:102,24,102,174,24 getuid32:-,199,-,-,199 getxattr:191,229,191,8,229 getxattrat:464
   init_module:175,128,175,105,128 inotify_add_watch:254,292,254,27,317 inotify_init:253,291,253,-,316
   inotify_init1:294,332,294,26,360 inotify_rm_watch:255,293,255,28,318 io_cancel:210,249,210,3,247
@@ -50,7 +50,7 @@ const TABLE = `
   ioprio_get:252,290,252,31,315 ioprio_set:251,289,251,30,314 ipc:-,117,-,-,- kcmp:312,349,312,272,378
   kexec_file_load:320,-,320,294,401 kexec_load:246,283,528,104,347 keyctl:250,288,250,219,311 kill:62,37,62,129,37
   landlock_add_rule:445 landlock_create_ruleset:444 landlock_restrict_self:446 lchown:94,16,94,-,16
-  lchown32:-,198,-,-,198 lgetxattr:192,230,192,9,230 link:86,9,86,-,9 linkat:265,303,265,37,330 listen:50,-,50,201,284
+  lchown32:-,198,-,-,198 lgetxattr:192,230,192,9,230 link:86,9,86,-,9 linkat:265,303,265,37,330 listen:50,363,50,201,284
   listmount:458 listxattr:194,232,194,11,232 listxattrat:465 llistxattr:195,233,195,12,233
   lookup_dcookie:212,253,212,18,249 lremovexattr:198,236,198,15,236 lseek:8,19,8,62,19 lsetxattr:189,227,189,6,227
   lstat:6,107,6,-,107 lstat64:-,196,-,-,196 madvise:28,219,28,233,220 map_shadow_stack:453 mbind:237,274,237,235,319
@@ -62,7 +62,7 @@ const TABLE = `
   mq_getsetattr:245,282,245,185,279 mq_notify:244,281,527,184,278 mq_open:240,277,240,180,274
   mq_timedreceive:243,280,243,183,277 mq_timedreceive_time64:-,419,-,-,419 mq_timedsend:242,279,242,182,276
   mq_timedsend_time64:-,418,-,-,418 mq_unlink:241,278,241,181,275 mremap:25,163,25,216,163 mseal:462
-  msgctl:71,-,71,187,304 msgget:68,-,68,186,303 msgrcv:70,-,70,188,302 msgsnd:69,-,69,189,301 msync:26,144,26,227,144
+  msgctl:71,402,71,187,304 msgget:68,399,68,186,303 msgrcv:70,401,70,188,302 msgsnd:69,400,69,189,301 msync:26,144,26,227,144
   munlock:150,151,150,229,151 munlockall:152,153,152,231,153 munmap:11,91,11,215,91
   name_to_handle_at:303,341,303,264,370 nanosleep:35,162,35,101,162 newfstatat:262,-,262,79,-
   nfsservctl:180,169,-,42,169 open:2,5,2,-,5 open_by_handle_at:304,342,304,265,371 open_tree:428
@@ -76,8 +76,8 @@ const TABLE = `
   ptrace:101,26,521,117,26 pwrite64:18,181,18,68,181 pwritev:296,334,535,70,362 pwritev2:328,379,547,287,393
   query_module:178,167,-,-,- quotactl:179,131,179,60,131 quotactl_fd:443 read:0,3,0,63,3 readahead:187,225,187,213,225
   readlink:89,85,89,-,85 readlinkat:267,305,267,78,332 readv:19,145,515,65,145 reboot:169,88,169,142,88
-  recv:-,-,-,-,291 recvfrom:45,-,517,207,292 recvmmsg:299,-,537,243,365 recvmmsg_time64:-,417,-,-,417
-  recvmsg:47,-,519,212,297 remap_file_pages:216,257,216,234,253 removexattr:197,235,197,14,235 removexattrat:466
+  recv:-,-,-,-,291 recvfrom:45,371,517,207,292 recvmmsg:299,337,537,243,365 recvmmsg_time64:-,417,-,-,417
+  recvmsg:47,372,519,212,297 remap_file_pages:216,257,216,234,253 removexattr:197,235,197,14,235 removexattrat:466
   rename:82,38,82,-,38 renameat:264,302,264,38,329 renameat2:316,353,316,276,382 request_key:249,287,249,218,310
   restart_syscall:219,0,219,128,0 rmdir:84,40,84,-,40 rseq:334,386,334,293,398 rt_sigaction:13,174,512,134,174
   rt_sigpending:127,176,522,136,176 rt_sigprocmask:14,175,14,135,175 rt_sigqueueinfo:129,178,524,138,178
@@ -88,23 +88,23 @@ const TABLE = `
   sched_getscheduler:145,157,145,120,157 sched_rr_get_interval:148,161,148,127,161
   sched_rr_get_interval_time64:-,423,-,-,423 sched_setaffinity:203,241,203,122,241 sched_setattr:314,351,314,274,380
   sched_setparam:142,154,142,118,154 sched_setscheduler:144,156,144,119,156 sched_yield:24,158,24,124,158
-  seccomp:317,354,317,277,383 select:23,82,23,-,- semctl:66,-,66,191,300 semget:64,-,64,190,299 semop:65,-,65,193,298
+  seccomp:317,354,317,277,383 select:23,82,23,-,- semctl:66,394,66,191,300 semget:64,393,64,190,299 semop:65,-,65,193,298
   semtimedop:220,-,220,192,312 semtimedop_time64:-,420,-,-,420 send:-,-,-,-,289 sendfile:40,187,40,71,187
-  sendfile64:-,239,-,-,239 sendmmsg:307,-,538,269,374 sendmsg:46,-,518,211,296 sendto:44,-,44,206,290
+  sendfile64:-,239,-,-,239 sendmmsg:307,345,538,269,374 sendmsg:46,370,518,211,296 sendto:44,369,44,206,290
   set_mempolicy:238,276,238,237,321 set_mempolicy_home_node:450 set_robust_list:273,311,530,99,338
-  set_thread_area:205,243,-,-,- set_tid_address:218,258,218,96,256 setdomainname:171,121,171,162,121
+  set_thread_area:205,243,-,-,- set_tls:-,-,-,-,983045 set_tid_address:218,258,218,96,256 setdomainname:171,121,171,162,121
   setfsgid:123,139,123,152,139 setfsgid32:-,216,-,-,216 setfsuid:122,138,122,151,138 setfsuid32:-,215,-,-,215
   setgid:106,46,106,144,46 setgid32:-,214,-,-,214 setgroups:116,81,116,159,81 setgroups32:-,206,-,-,206
   sethostname:170,74,170,161,74 setitimer:38,104,38,103,104 setns:308,346,308,268,375 setpgid:109,57,109,154,57
   setpriority:141,97,141,140,97 setregid:114,71,114,143,71 setregid32:-,204,-,-,204 setresgid:119,170,119,149,170
   setresgid32:-,210,-,-,210 setresuid:117,164,117,147,164 setresuid32:-,208,-,-,208 setreuid:113,70,113,145,70
-  setreuid32:-,203,-,-,203 setrlimit:160,75,160,164,75 setsid:112,66,112,157,66 setsockopt:54,-,541,208,294
+  setreuid32:-,203,-,-,203 setrlimit:160,75,160,164,75 setsid:112,66,112,157,66 setsockopt:54,366,541,208,294
   settimeofday:164,79,164,170,79 setuid:105,23,105,146,23 setuid32:-,213,-,-,213 setxattr:188,226,188,5,226
-  setxattrat:463 shmat:30,-,30,196,305 shmctl:31,-,31,195,308 shmdt:67,-,67,197,306 shmget:29,-,29,194,307
-  shutdown:48,-,48,210,293 sigaction:-,67,-,-,67 sigaltstack:131,186,525,132,186 signal:-,48,-,-,-
+  setxattrat:463 shmat:30,397,30,196,305 shmctl:31,396,31,195,308 shmdt:67,398,67,197,306 shmget:29,395,29,194,307
+  shutdown:48,373,48,210,293 sigaction:-,67,-,-,67 sigaltstack:131,186,525,132,186 signal:-,48,-,-,-
   signalfd:282,321,282,-,349 signalfd4:289,327,289,74,355 sigpending:-,73,-,-,73 sigprocmask:-,126,-,-,126
-  sigreturn:-,119,-,-,119 sigsuspend:-,72,-,-,72 socket:41,-,41,198,281 socketcall:-,102,-,-,-
-  socketpair:53,-,53,199,288 splice:275,313,275,76,340 stat:4,106,4,-,106 stat64:-,195,-,-,195 statfs:137,99,137,43,99
+  sigreturn:-,119,-,-,119 sigsuspend:-,72,-,-,72 socket:41,359,41,198,281 socketcall:-,102,-,-,-
+  socketpair:53,360,53,199,288 splice:275,313,275,76,340 stat:4,106,4,-,106 stat64:-,195,-,-,195 statfs:137,99,137,43,99
   statfs64:-,268,-,-,266 statmount:457 statx:332,383,332,291,397 stime:-,25,-,-,- swapoff:168,115,168,225,115
   swapon:167,87,167,224,87 symlink:88,83,88,-,83 symlinkat:266,304,266,36,331 sync:162,36,162,81,36
   sync_file_range:277,314,277,84,- syncfs:306,344,306,267,373 sysfs:139,135,139,-,135 sysinfo:99,116,99,179,116

@@ -16,7 +16,7 @@ import type { ImageUser } from './user-lookup.ts';
 
 /**
  * A given command replaces Cmd and keeps Entrypoint; a given entrypoint replaces both (an empty one removes it).
- * @throws RUNTIME_COMMAND_MISSING
+ * @throws RUNTIME_COMMAND_MISSING, RUNTIME_COMMAND_NOT_EXECUTABLE for what no program can be given
  */
 export function commandOf(
   image: string,
@@ -30,6 +30,11 @@ export function commandOf(
       ? [...(own.Entrypoint ?? []), ...(command.length > 0 ? command : (own.Cmd ?? []))]
       : [...entrypoint.filter((part, index) => index > 0 || part !== ''), ...command];
   if (args.length === 0) throw fail('RUNTIME_COMMAND_MISSING', { image });
+  const cut = args.findIndex((arg) => arg.includes('\0'));
+  if (cut >= 0) {
+    const reason = `argument ${cut} of ${image} holds a NUL byte`;
+    throw fail('RUNTIME_COMMAND_NOT_EXECUTABLE', { command: JSON.stringify(args[0]), path: 'PATH', reason });
+  }
   return args;
 }
 

@@ -14,11 +14,11 @@ export interface MountPoint {
   readonly kind: 'folder' | 'file';
 }
 
-/** Those of `wanted` that are missing, where their parents are there. */
+/** Those of `wanted` that are missing, where their parents are there; of a link that leads nowhere (/etc/resolv.conf, often) its target. */
 export function missingMountPoints(root: string, wanted: readonly MountPoint[]): MountPoint[] {
-  return wanted.filter(({ path }) => {
+  return wanted.flatMap(({ path, kind }) => {
     const found = resolveInRoot(root, path);
-    return found !== undefined && found.stat === undefined;
+    return found !== undefined && found.stat === undefined ? [{ path: found.inside, kind }] : [];
   });
 }
 

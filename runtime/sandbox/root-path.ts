@@ -21,9 +21,10 @@ const MAX_LINKS = 40;
 
 /**
  * Undefined when a directory on the way is missing or is none. The last name may be missing.
- * @throws RUNTIME_PATH for a loop of symlinks
+ * @throws RUNTIME_PATH for a loop of symlinks, and for a NUL byte
  */
 export function resolveInRoot(root: string, path: string): RootPath | undefined {
+  if (path.includes('\0')) throw fail('RUNTIME_PATH', { path: JSON.stringify(path), problem: 'it holds a NUL byte' });
   const done: string[] = [];
   const todo = path.split('/').reverse();
   let links = 0;

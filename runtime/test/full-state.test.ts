@@ -4,7 +4,14 @@ import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { Image } from '#imagesvc';
-import { listSandboxes, reclaimSandboxes, removeSandbox, runtimeFolders, withKeptSandbox } from '../index.ts';
+import {
+  listSandboxes,
+  reclaimSandboxes,
+  removeSandbox,
+  runtimeFolders,
+  stopSandbox,
+  withKeptSandbox,
+} from '../index.ts';
 import { readRecord, writeRecord } from '../sandbox/sandbox-record.ts';
 import { sandboxFolders } from '../sandbox/state-folders.ts';
 import { busybox, canRun, Site } from './sandbox-fixture.ts';
@@ -58,6 +65,22 @@ describe.skipIf(!canRun())('with the state folder full', () => {
     await removeSandbox('stays', folders());
     expect(entries()).toEqual([]);
     fs.rmSync(join(stateDir, 'filler'));
+  });
+
+  it('a command that has filled it can be stopped', async () => {
+    let stopped: ReturnType<typeof stopSandbox> | undefined;
+    await site.run(base, ['sh', '-c', 'dd if=/dev/zero of=/big bs=4096 2>/dev/null; echo full; exec sleep 1000'], {
+      name: 'stays',
+      folders: folders(),
+      stdio: {
+        onStdout: () => {
+          stopped = stopSandbox('stays', { folders: folders(), timeMs: 30_000 });
+        },
+      },
+    });
+    // By SIGTERM, not by the SIGKILL that comes late.
+    expect(await stopped).toMatchObject({ killed: false });
+    expect(entries()).toEqual([]);
   });
 
   it('a record that cannot be written is told beside the status, and written later', async () => {

@@ -2,7 +2,7 @@
  * One suite for every backend that is here: what a sandbox sees, what it may, how it ends. What crun passes our own launcher has
  * to pass. The last part holds what both show against each other.
  */
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
@@ -29,6 +29,7 @@ function canFind(name: string): boolean {
 }
 
 let site: Site;
+let count = 0;
 let base: Image;
 const usable = canRun();
 beforeAll(async () => {
@@ -207,6 +208,46 @@ describe.skipIf(!usable).each(backends)('isolation by %s', (name) => {
       const done = await run(command).catch((error: { exit?: number }) => error.exit);
       expect(typeof done === 'number' ? done : (done as Ran).exitCode).not.toBe(0);
     }
+  });
+
+  it('is not deceived by links in place of /dev, /proc and /sys', async () => {
+    const at = (name: string, target: string, more: (folder: string) => void = () => {}) =>
+      site.image(`links${count++}:1`, [
+        (folder) => {
+          busybox(folder);
+          fs.symlinkSync(target, join(folder, name));
+          more(folder);
+        },
+      ]);
+    const secrets = ['cat', '/proc/keys', '/proc/interrupts', '/proc/timer_list'];
+    // The last: /dev/null, which hides those, would be the image's own.
+    for (const image of [
+      await at('proc', '/'),
+      await at('sys', 'etc'),
+      await at('dev', '/proc/self/root'),
+      await at('dev', '/proc/self/cwd', (folder) => {
+        fs.symlinkSync('/proc/keys', join(folder, 'null'));
+        fs.mkdirSync(join(folder, 'pts'));
+      }),
+    ]) {
+      const backend = chooseBackend(site.folders.runDir, name);
+      const done = await site.run(image, secrets, { backend }).catch((error: { exit?: number }) => error.exit);
+      if (typeof done === 'number') expect(done).toBe(125);
+      else expect(done).toMatchObject({ stdout: Buffer.alloc(0) });
+    }
+    expect(site.leftovers()).toEqual(NOTHING);
+  });
+
+  it('leaves a named pipe of the host to its owner', async () => {
+    if (name !== 'dsec') return;
+    const pipe = join(site.root, 'named');
+    execFileSync('mkfifo', [pipe]);
+    const run = site.spawn({ image: 'iso:1', command: ['echo', 'x'], user: 'agent', runtime: name }, {}, (argv) => [
+      ...['sh', '-c', `cat ${pipe} > /dev/null & exec "$@" > ${pipe}`, 'sh'],
+      ...argv,
+    ]);
+    expect(await run.finished).toEqual({ code: 0, signal: null });
+    expect(fs.statSync(pipe)).toMatchObject({ uid: 0, gid: 0 });
   });
 
   it('starts in a folder that root may enter and the user may not', async () => {

@@ -14,6 +14,7 @@ import { cgroupsOf } from '../backend/cgroup-cleanup.ts';
 import { deviceProgram } from '../backend/device-rules.ts';
 import { launchOrder, preparation } from '../backend/launch-order.ts';
 import { LauncherChannel, LaunchFailure } from '../backend/launcher-channel.ts';
+import { openOwnBackend } from '../backend/own-backend.ts';
 import { type SandboxCgroup, sandboxCgroups } from '../backend/sandbox-cgroups.ts';
 import { busybox, canRun } from './sandbox-fixture.ts';
 
@@ -151,6 +152,43 @@ describe.skipIf(agent === undefined || !canRun())('the launcher', () => {
     expect(cgroupsOf(spec.id)).toEqual([]);
     channel.close();
     await exited;
+  });
+
+  it('holds nothing but its own streams while it waits for its order', async () => {
+    const { child, socket, exited } = start();
+    const channel = new LauncherChannel(socket);
+    const one = channel.prepare(preparation(specOf(['true']), 'own'));
+    const waiting = () => {
+      const [pid] = fs.readFileSync(`/proc/${child.pid}/task/${child.pid}/children`, 'latin1').trim().split(' ');
+      return pid === undefined || pid === '' ? [] : fs.readdirSync(`/proc/${pid}/fd`);
+    };
+    // Those of the launcher's other clients would stay open with it. The fourth is where its order comes from.
+    const deadline = Date.now() + 30_000;
+    while (waiting().length !== 4 && Date.now() < deadline) await delay(5);
+    expect(waiting()).toEqual(expect.arrayContaining(['0', '1', '2']));
+    expect(waiting()).toHaveLength(4);
+    one.cancel();
+    await one.ended;
+    channel.close();
+    await exited;
+  });
+
+  it('fails for what is too long, and for a folder it cannot write to, without a trace', async () => {
+    const backend = openOwnBackend(agent);
+    for (const spec of [
+      {
+        ...specOf(['true']),
+        process: {
+          ...specOf(['true']).process,
+          env: Array.from({ length: 90 }, (_, i) => `V${i}=${'x'.repeat(100_000)}`),
+        },
+      },
+      { ...specOf(['sleep', '1000']), folder: join(folder, 'missing') },
+    ]) {
+      await expect(backend.launch(spec)).rejects.toThrow(/take \d+ bytes|ENOENT/);
+      await backend.remove(spec.id);
+      expect(cgroupsOf(spec.id)).toEqual([]);
+    }
   });
 
   it('bears orders cut short, with every bit changed, and noise', async () => {

@@ -238,6 +238,29 @@ describe.skipIf(!canRun())('a sandbox', () => {
     expect(site.leftovers()).toEqual(NOTHING);
   });
 
+  it('has it where a file of the host is shown in place of a link that leads nowhere', async () => {
+    const fill = (folder: string) => {
+      busybox(folder);
+      fs.mkdirSync(join(folder, 'run'));
+      fs.symlinkSync('../../run/resolv.conf', join(folder, 'etc/resolv.conf'));
+    };
+    const image = await site.image('link:1', [fill], { Env: ['PATH=/bin'] });
+    const ran = await site.run(image, ['cat', '/etc/resolv.conf'], { network: 'host', keep: true, name: 'linked' });
+    expect([ran.exitCode, ran.stdout.toString()]).toEqual([0, fs.readFileSync('/etc/resolv.conf', 'utf8')]);
+    expect(fs.readdirSync(ran.upper!, { recursive: true }).filter((path) => String(path).includes('resolv'))).toEqual(
+      [],
+    );
+    await removeSandbox('linked', site.folders);
+  });
+
+  it('refuses NUL bytes in what an image says of its command and folder', async () => {
+    const cmd = await site.image('nul:1', [busybox], { Env: ['PATH=/bin'], Cmd: ['echo', 'a\0b'] });
+    await expect(site.run(cmd, [])).rejects.toMatchObject({ code: 'RUNTIME_COMMAND_NOT_EXECUTABLE', exit: 126 });
+    const folder = await site.image('nul:2', [busybox], { Env: ['PATH=/bin'], WorkingDir: '/a\0b' });
+    await expect(site.run(folder, ['true'])).rejects.toMatchObject({ code: 'RUNTIME_PATH' });
+    expect(site.leftovers()).toEqual(NOTHING);
+  });
+
   it('keeps the upper with what changed in it, and nothing of ours', async () => {
     const ran = await sh('echo new > /work/here/file; rm /bin/tty', {
       keep: true,

@@ -1,4 +1,5 @@
 /** The compiled filter, run by an interpreter of classic BPF, against what the profile says. */
+import { existsSync, readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { seccompFilter } from '../backend/seccomp-filter.ts';
 import { defaultSeccompProfile, type SeccompRule } from '../backend/seccomp-profile.ts';
@@ -96,4 +97,25 @@ describe.each([
 it('has a number for every call that the profile names', () => {
   const names = defaultSeccompProfile().syscalls.flatMap((rule) => rule.names);
   expect(names.filter((name) => !isKnownCall(name))).toEqual([]);
+});
+
+describe.skipIf(process.arch !== 'x64')('beside the headers of the kernel', () => {
+  it.each([
+    ['x64', 'unistd_64.h', 0],
+    ['x86', 'unistd_32.h', 0],
+    ['x32', 'unistd_x32.h', 0x40000000],
+  ] as const)('has the number of every %s call that the profile names', (convention, file, base) => {
+    const path = `/usr/include/x86_64-linux-gnu/asm/${file}`;
+    if (!existsSync(path)) return console.log(`skipped: no ${path} (apt-get install linux-libc-dev)`);
+    const named = new Set(defaultSeccompProfile('x64').syscalls.flatMap(({ names }) => names));
+    const ours = callNumbers(convention);
+    const defined = readFileSync(path, 'utf8').matchAll(
+      /^#define __NR_(\w+)\s+\(?(?:__X32_SYSCALL_BIT \+ )?(\d+)\)?$/gm,
+    );
+    const known = [...defined].filter(([, name]) => named.has(name!));
+    expect(known.length).toBeGreaterThan(250);
+    expect(known.filter(([, name, number]) => ours.get(name!) !== Number(number) + base).map(([line]) => line)).toEqual(
+      [],
+    );
+  });
 });

@@ -8,6 +8,8 @@ import { fail } from '../../errors.ts';
 
 const BUDGET_MS = 60_000;
 const TRY_TIMEOUT_MS = 30_000;
+/** Before a failure is told that there was no retry left for. */
+const NO_RETRY_PAUSE_MS = 500;
 
 export interface RetryOptions {
   /** Tries in all; 6. */
@@ -51,7 +53,8 @@ export const systemClock: RetryClock = {
 
 /**
  * How many retries a server gets for its successes: each retry takes one from the purse, each success puts a part back. When most
- * calls fail, the purse is empty and the failures are told at once.
+ * calls fail, the purse is empty and each failure is told after one pause: whoever asks again at once, as a reader of a mount may,
+ * would otherwise keep this process and the server as busy as they can be.
  */
 export class RetryAllowance {
   readonly #most: number;
@@ -113,7 +116,11 @@ export async function retryCall<T>(
       const backOff = clock.random() * Math.min(maxDelayMs, baseDelayMs * 2 ** attempt);
       const asked = error.params.retryAfterMs;
       const delayMs = Math.max(backOff, typeof asked === 'number' ? asked : 0);
-      if (clock.now() + delayMs >= endMs || allowance?.take() === false) throw error;
+      if (clock.now() + delayMs >= endMs) throw error;
+      if (allowance?.take() === false) {
+        await clock.sleep(Math.min(NO_RETRY_PAUSE_MS, maxDelayMs), signal);
+        throw error;
+      }
       onRetry?.(error, attempt, delayMs);
       await clock.sleep(delayMs, signal);
     }

@@ -1,18 +1,21 @@
 /**
  * A range source that tries again: see retry-call.ts. Large ranges get more time. Goes around hedging, so that each try may be hedged, and
- * inside of limits, whose queue must not count as time of a try.
+ * inside of limits, whose queue must not count as time of a try. Prefetch has retries of its own: it must not use up those of readers.
  */
-import type { RangeSource } from '#chunk-cache';
+import type { FetchPriority, RangeSource } from '#chunk-cache';
 import { RetryAllowance, type RetryOptions, retryCall, retryFor } from './retry-call.ts';
 
 export function withRetry(source: RangeSource, options: RetryOptions = {}): RangeSource {
-  const allowance = options.allowance ?? new RetryAllowance();
+  const allowances: Record<FetchPriority, RetryAllowance> = {
+    interactive: options.allowance ?? new RetryAllowance(),
+    prefetch: new RetryAllowance(),
+  };
   return {
     readRange: (blob, offset, lengthBytes, { signal, priority }) =>
       retryCall(
         (tried) => source.readRange(blob, offset, lengthBytes, { signal: tried, priority }),
         () => `read of ${blob}, bytes ${offset} to ${offset + lengthBytes - 1}`,
-        retryFor(lengthBytes, { ...options, allowance }),
+        retryFor(lengthBytes, { ...options, allowance: allowances[priority] }),
         signal,
       ),
   };

@@ -12,7 +12,7 @@ use crate::sys::{self, c, Fd, PollFd, POLLIN, POLLOUT};
 use crate::terminal::Relay;
 use crate::wire::{self, Channel, Frame, Received};
 
-/// For the answer whether it takes the command. A service that hangs must not hang everybody.
+/// For the answer whether it takes the command, and for taking the question. A service that hangs must not hang everybody.
 const ANSWER_MS: i32 = 10_000;
 /// The service ended in the middle: nothing is known of the command.
 const LOST: i32 = 125;
@@ -68,12 +68,14 @@ fn become_node(node: &[u8], command: &[Vec<u8>]) -> i32 {
 }
 
 fn greet(socket: &[u8], command: &[Vec<u8>]) -> Option<Channel> {
-    let fd = sys::connect_to(socket).ok()?;
+    let fd = sys::connect_to(socket, ANSWER_MS as u64 / 1000).ok()?;
     let mut frame = Vec::new();
     wire::put_frame(&mut frame, wire::GREETING, 0, &greeting(command)?);
     // Longer than the socket's buffer: the rest follows without the descriptors.
-    let n = sys::send_with_fds(fd.0, &frame, &[0, 1, 2]).ok()?;
-    sys::write_all(fd.0, &frame[n..]).ok()?;
+    let mut sent = sys::send_with_fds(fd.0, &frame, &[0, 1, 2]).ok()?;
+    while sent < frame.len() {
+        sent += sys::send_with_fds(fd.0, &frame[sent..], &[]).ok()?;
+    }
     Some(Channel::new(fd, 1))
 }
 

@@ -5,13 +5,16 @@
 //!
 //! What must hold:
 //! - The new root is entered before anything in it is looked at: no link of an image leads out.
-//! - Every descriptor but the three standard ones is closed before the working directory is entered: `/proc/self/fd/N` as a
+//! - Every descriptor but the three standard ones is closed before it waits for its order: what waits here must not keep the streams of
+//!   the launcher's other clients open. And again before the working directory is entered: `/proc/self/fd/N` as a
 //!   working directory must lead nowhere. Where that directory is, is asked for again afterwards.
+//! - What the image has at /proc, /dev and /sys is a folder: a link there may lead through /proc/self to where nothing is mounted, and
+//!   then /dev/null, which masks what is secret, would be the image's.
 //! - The filter of system calls comes last; then there is only exec.
 
 use crate::cgroup;
 use crate::order::{self, Order, Preparation};
-use crate::sys::{self, c, Fd, RLimit, Result, SockFprog, WinSize, EEXIST};
+use crate::sys::{self, c, Fd, RLimit, Result, SockFprog, WinSize};
 use crate::wire;
 
 /// Where it failed: `stages` in launch-order.ts has the words.
@@ -55,7 +58,7 @@ impl<T> At<T> for Result<T> {
 
 /// Never returns. `stdio`: descriptors above 2, or none for those of this process.
 pub fn become_command(preparation: &Preparation, status: Fd, entries: &[Fd], stdio: &[i32]) -> ! {
-    let done = prepare(preparation, entries, stdio).and_then(|_| {
+    let done = prepare(preparation, status.0, entries, stdio).and_then(|_| {
         let order = receive_order(status.0)?;
         isolate(&order, status.0)
     });
@@ -70,7 +73,7 @@ pub fn become_command(preparation: &Preparation, status: Fd, entries: &[Fd], std
     unsafe { sys::_exit(127) }
 }
 
-fn prepare(preparation: &Preparation, entries: &[Fd], stdio: &[i32]) -> Step {
+fn prepare(preparation: &Preparation, status: i32, entries: &[Fd], stdio: &[i32]) -> Step {
     // Who launched it gone: so is the sandbox.
     let _ = sys::prctl1(sys::PR_SET_PDEATHSIG, sys::SIGKILL as u64);
     cgroup::enter(entries).at(Stage::Cgroup, b"cgroup.procs")?;
@@ -78,6 +81,7 @@ fn prepare(preparation: &Preparation, entries: &[Fd], stdio: &[i32]) -> Step {
     for (number, fd) in stdio.iter().enumerate() {
         sys::dup_to(*fd, number as i32).at(Stage::Stdio, b"standard streams")?;
     }
+    close_all_but(status);
     if preparation.namespaces & NEW_NETWORK != 0 {
         raise_loopback().at(Stage::Network, b"lo")?;
     }
@@ -198,9 +202,8 @@ fn attach_tree(tree: i32, target: &[u8]) -> Result<()> {
 fn mount_one(mount: &crate::order::Mount) -> Result<()> {
     match sys::mode_of(&mount.target, false) {
         Ok(mode) if mode & sys::S_IFMT == sys::S_IFDIR => {}
-        // What is masked below /proc and /sys is found by its path: that must be the mount's own.
-        Ok(_) if mount.kind == b"proc" || mount.kind == b"sysfs" => return Err(sys::ENOTDIR),
-        Ok(_) => {}
+        // What is masked, and by what, is found by its path: that must be the mount's own.
+        Ok(_) => return Err(sys::ENOTDIR),
         Err(sys::ENOENT) => sys::make_dir(&mount.target, 0o755)?,
         Err(error) => return Err(error),
     }
@@ -208,18 +211,13 @@ fn mount_one(mount: &crate::order::Mount) -> Result<()> {
 }
 
 fn make_devices(order: &Order) -> Step {
+    // /dev is new and empty: what is there already would be somebody else's.
     for device in &order.devices {
         let mode = sys::S_IFCHR | device.mode;
-        match sys::make_node(&device.path, mode, device.major, device.minor) {
-            Ok(()) | Err(EEXIST) => {}
-            Err(errno) => return Err(errno).at(Stage::Device, &device.path),
-        }
+        sys::make_node(&device.path, mode, device.major, device.minor).at(Stage::Device, &device.path)?;
     }
     for (path, target) in &order.links {
-        match sys::make_symlink(target, path) {
-            Ok(()) | Err(EEXIST) => {}
-            Err(errno) => return Err(errno).at(Stage::Device, path),
-        }
+        sys::make_symlink(target, path).at(Stage::Device, path)?;
     }
     Ok(())
 }
@@ -296,14 +294,12 @@ fn take_terminal(order: &Order, status: i32) -> Step {
     sys::send_with_fds(status, &frame, &[master.0]).at(Stage::Terminal, b"launcher").map(|_| ())
 }
 
-/// Pipes and sockets alone: a file or a terminal of the host belongs to whoever made it, and another owner would outlast us.
+/// Pipes and sockets without a name alone: a file, a named pipe or a terminal of the host belongs to whoever made it, and another
+/// owner would outlast us.
 fn give_streams(order: &Order) {
     for fd in 0..3 {
-        if let Ok((mode, _, _)) = sys::stat_fd(fd) {
-            let kind = mode & sys::S_IFMT;
-            if kind == sys::S_IFIFO || kind == sys::S_IFSOCK {
-                let _ = sys::change_owner(fd, order.uid, order.gid);
-            }
+        if matches!(sys::file_system_of(fd), Ok(sys::PIPEFS | sys::SOCKFS)) {
+            let _ = sys::change_owner(fd, order.uid, order.gid);
         }
     }
 }

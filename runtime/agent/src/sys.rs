@@ -131,6 +131,7 @@ extern "C" {
     fn accept4(fd: c_int, a: *mut c_void, l: *mut c_uint, fl: c_int) -> c_int;
     fn connect(fd: c_int, a: *const SockAddrUn, len: c_uint) -> c_int;
     fn getsockopt(fd: c_int, l: c_int, o: c_int, v: *mut c_void, n: *mut c_uint) -> c_int;
+    fn setsockopt(fd: c_int, l: c_int, o: c_int, v: *const c_void, n: c_uint) -> c_int;
     fn recvmsg(fd: c_int, m: *mut MsgHdr, f: c_int) -> isize;
     fn sendmsg(fd: c_int, m: *const MsgHdr, f: c_int) -> isize;
     fn getcwd(b: *mut c_char, n: usize) -> *mut c_char;
@@ -139,6 +140,7 @@ extern "C" {
     fn tcsetattr(fd: c_int, how: c_int, t: *const Termios) -> c_int;
     fn cfmakeraw(t: *mut Termios);
     fn getpid() -> c_int;
+    fn fstatfs(fd: c_int, b: *mut i64) -> c_int;
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -240,8 +242,9 @@ pub const SIOCSIFFLAGS: u64 = 0x8914;
 pub const S_IFMT: u32 = 0o170000;
 pub const S_IFDIR: u32 = 0o040000;
 pub const S_IFCHR: u32 = 0o020000;
-pub const S_IFIFO: u32 = 0o010000;
-pub const S_IFSOCK: u32 = 0o140000;
+
+pub const PIPEFS: i64 = 0x50495045;
+pub const SOCKFS: i64 = 0x534f434b;
 
 pub type Errno = i32;
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -537,6 +540,13 @@ pub fn stat_fd(fd: i32) -> Result<(u32, u32, u32)> {
     }
     Ok((found.mode as u32, found.uid, found.gid))
 }
+/// Magic number of the file system that an open file is on.
+pub fn file_system_of(fd: i32) -> Result<i64> {
+    // struct statfs begins with it, and is 120 bytes long.
+    let mut found = [0i64; 32];
+    check(unsafe { fstatfs(fd, found.as_mut_ptr()) })?;
+    Ok(found[0])
+}
 /// Mode of what a path leads to; `follow` the last name when it is a link.
 pub fn mode_of(path: &[u8], follow: bool) -> Result<u32> {
     let mut found: Statx = unsafe { std::mem::zeroed() };
@@ -707,9 +717,13 @@ pub fn listen_at(path: &[u8]) -> Result<Fd> {
 pub fn accept_one(fd: i32) -> Result<Fd> {
     check(unsafe { accept4(fd, std::ptr::null_mut(), std::ptr::null_mut(), O_CLOEXEC) }).map(Fd)
 }
-pub fn connect_to(path: &[u8]) -> Result<Fd> {
+/// Connecting, and sending over it, fail when the other end takes nothing for so long.
+pub fn connect_to(path: &[u8], seconds: u64) -> Result<Fd> {
     let (address, length) = address(path)?;
     let fd = new_socket(AF_UNIX, SOCK_STREAM)?;
+    const SO_SNDTIMEO: c_int = 21;
+    let timeout = [seconds, 0u64];
+    check(unsafe { setsockopt(fd.0, 1, SO_SNDTIMEO, timeout.as_ptr() as *const c_void, 16) })?;
     check(unsafe { connect(fd.0, &address, length) })?;
     Ok(fd)
 }
