@@ -12,7 +12,7 @@ import { type Attached, targetConformance, type WayOut } from './target-conforma
 const folder = mkdtempSync(join(tmpdir(), 'dsec-nbd-'));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
-function nbd(name: string, listen: string, structured: boolean): WayOut {
+function nbd(name: string, listen: (count: number) => string, structured: boolean): WayOut {
   const servers = new Map<BlockTarget, NbdServer>();
   let count = 0;
   return {
@@ -21,7 +21,7 @@ function nbd(name: string, listen: string, structured: boolean): WayOut {
     async attach(target) {
       let server = servers.get(target);
       if (server === undefined) {
-        server = await serveNbd({ listen: listen.replace('N', String(count++)), exports: [{ name: '', target }] });
+        server = await serveNbd({ listen: listen(count++), exports: [{ name: '', target }] });
         servers.set(target, server);
       }
       return attached(await NbdClient.open(server.address, { structured }));
@@ -47,8 +47,8 @@ function attached(client: NbdClient): Attached {
 }
 
 describe('over a unix socket', () => {
-  targetConformance(nbd('NBD, unix socket, structured replies', `unix:${folder}/N.sock`, true));
+  targetConformance(nbd('NBD, unix socket, structured replies', (count) => `unix:${folder}/${count}.sock`, true));
 });
 describe('over TCP', () => {
-  targetConformance(nbd('NBD, TCP, simple replies', 'tcp:127.0.0.1:0', false));
+  targetConformance(nbd('NBD, TCP, simple replies', () => 'tcp:127.0.0.1:0', false));
 });
