@@ -28,5 +28,4 @@ export {
   updatePair,
 } from './sha256.ts';
 export * from './special.ts';
-export { startWriteback } from './writeback.ts';
 export * from './xattr.ts';
