@@ -1,10 +1,12 @@
 export * from './capability.ts';
+export { isDeadSocket } from './dead-socket.ts';
 export * from './errors.ts';
 export { linuxErrors } from './errors.ts';
 export { makeEventFd, raiseEventFd } from './eventfd.ts';
 export { atLeast, type DetectOptions, detect, type Feature, kernelHas } from './features.ts';
 export * from './io-uring.ts';
 export type { BytePath } from './libc.ts';
+export { type BlockZstd, blockZstd, type ZstdLibrary, zstdLibrary } from './libzstd.ts';
 export * from './lock.ts';
 export * from './loop.ts';
 export { addressOf, type Mapping, mapFile, mapPages } from './memory.ts';
@@ -28,4 +30,5 @@ export {
   updatePair,
 } from './sha256.ts';
 export * from './special.ts';
+export { openSystemLibrary } from './system-library.ts';
 export * from './xattr.ts';

@@ -4,10 +4,10 @@
  */
 import { createHash } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { messageOf } from '#base';
+import { openSystemLibrary } from './system-library.ts';
 
 /** A bound C function; Buffers are pointers to their bytes. */
 export type NativeCall = (...args: (number | Buffer | null)[]) => number;
@@ -40,11 +40,7 @@ function find(): FoundNative {
   try {
     const path = join(root, 'dist', nativeFile(readFileSync(join(root, SOURCE))));
     if (!existsSync(path)) return none('not built: npm start builds it where rustc is');
-    const koffi = createRequire(import.meta.url)('koffi') as {
-      load(path: string): { func(prototype: string): NativeCall };
-    };
-    const handle = koffi.load(path);
-    return { library: { bind: (prototype) => handle.func(prototype) }, path };
+    return { library: openSystemLibrary(path) as NativeLibrary, path };
   } catch (error) {
     return none(messageOf(error));
   }

@@ -7,8 +7,8 @@
 import { createRequire } from 'node:module';
 import * as zlib from 'node:zlib';
 import { messageOf } from '#base';
+import { type BlockZstd, blockZstd } from '#linux';
 import { fail } from '../errors.ts';
-import { zstdLibrary } from '../layer/libzstd.ts';
 
 type Lz4 = typeof import('lz4-napi');
 let loadedLz4: Lz4 | undefined;
@@ -39,14 +39,7 @@ export interface Decompressors {
 export const compressors: Compressors = {
   lz4: (bytes) => lz4().compressSync(bytes).subarray(LZ4_SIZE_BYTES),
   deflate: (bytes, level) => zlib.deflateRawSync(bytes, { level, chunkSize: Math.max(64, bytes.length + 64) }),
-  zstd(bytes, level) {
-    const library = zstdLibrary();
-    if (library === undefined) return nodeZstd().compress(bytes, level);
-    const out = Buffer.allocUnsafe(library.compressBound(bytes.length));
-    const made = library.compress(out, out.length, bytes, bytes.length, level);
-    if (made < 0) throw fail('CODEC_DATA', { codec: 'zstd', problem: library.errorName(made) });
-    return out.subarray(0, made);
-  },
+  zstd: (bytes, level) => zstd().compress(bytes, level),
 };
 
 export const decompressors: Decompressors = {
@@ -60,14 +53,7 @@ export const decompressors: Decompressors = {
     exactly('deflate', outBytes, () =>
       zlib.inflateRawSync(bytes, { maxOutputLength: Math.max(1, outBytes), chunkSize: Math.max(64, outBytes) }),
     ),
-  zstd(bytes, outBytes) {
-    const library = zstdLibrary();
-    if (library === undefined) return exactly('zstd', outBytes, () => nodeZstd().decompress(bytes, outBytes));
-    const out = Buffer.allocUnsafe(outBytes);
-    const made = library.decompress(out, outBytes, bytes, bytes.length);
-    if (made < 0) throw fail('CODEC_DATA', { codec: 'zstd', problem: library.errorName(made) });
-    return exactly('zstd', outBytes, () => out.subarray(0, made));
-  },
+  zstd: (bytes, outBytes) => exactly('zstd', outBytes, () => zstd().decompress(bytes, outBytes)),
 };
 
 function exactly(codec: string, outBytes: number, inflate: () => Buffer): Buffer {
@@ -81,32 +67,12 @@ function exactly(codec: string, outBytes: number, inflate: () => Buffer): Buffer
   throw fail('CODEC_DATA', { codec, problem: `${out.length} bytes came out, expected ${outBytes}` });
 }
 
-interface NodeZstd {
-  compress(bytes: Buffer, level: number): Buffer;
-  decompress(bytes: Buffer, outBytes: number): Buffer;
-}
-
-/** What Node has from 22.15 on. */
-function nodeZstd(): NodeZstd {
-  const node = zlib as unknown as {
-    zstdCompressSync?: (bytes: Buffer, options: object) => Buffer;
-    zstdDecompressSync?: (bytes: Buffer, options: object) => Buffer;
-    constants: Record<string, number>;
-  };
-  const { zstdCompressSync, zstdDecompressSync } = node;
-  if (zstdCompressSync === undefined || zstdDecompressSync === undefined) {
-    throw fail('CODEC_MISSING', {
-      codec: 'zstd',
-      problem: `libzstd.so.1 cannot be loaded, and Node ${process.versions.node} has no zstd`,
-      remedy: 'apt install libzstd1, or use Node 22.15 or newer',
-    });
-  }
-  return {
-    compress: (bytes, level) =>
-      zstdCompressSync(bytes, {
-        params: { [node.constants.ZSTD_c_compressionLevel!]: level },
-        pledgedSrcSize: bytes.length,
-      }),
-    decompress: (bytes, outBytes) => zstdDecompressSync(bytes, { maxOutputLength: Math.max(1, outBytes) }),
-  };
+function zstd(): BlockZstd {
+  const found = blockZstd();
+  if (found !== undefined) return found;
+  throw fail('CODEC_MISSING', {
+    codec: 'zstd',
+    problem: `libzstd.so.1 cannot be loaded, and Node ${process.versions.node} has no zstd`,
+    remedy: 'apt install libzstd1, or use Node 22.15 or newer',
+  });
 }

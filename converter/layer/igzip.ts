@@ -7,10 +7,10 @@
  */
 
 import { gzipSync } from 'node:zlib';
+import { addressOf, openSystemLibrary } from '#linux';
 import { measureGzipHeader } from './gzip-header.ts';
 import { type InflateWindow, inflateAhead, type NativeDecoder, StreamProblem } from './inflate-ahead.ts';
 import type { InflateEngine } from './inflate-engine.ts';
-import { addressOf, openNativeLibrary } from './native-library.ts';
 
 /** `struct inflate_state` of igzip_lib.h, version 2.2x to 2.31: 87368 bytes, and room to spare. */
 const STATE_BYTES = 128 << 10;
@@ -52,7 +52,7 @@ function loadLibrary(): Library | undefined {
   // Pointers are taken for eight bytes, the lower ones first.
   if (process.arch !== 'x64' && process.arch !== 'arm64') return undefined;
   try {
-    const lib = openNativeLibrary('libisal.so.2');
+    const lib = openSystemLibrary('libisal.so.2');
     const init = lib.bind('void isal_inflate_init(void *state)');
     const inflate = lib.bind('int isal_inflate(void *state)');
     const loaded: Library = {
@@ -101,7 +101,7 @@ function begin(loaded: Library, state: Buffer): void {
 }
 
 function aim(state: Buffer, pointer: number, length: number, bytes: Buffer, start: number, end: number): void {
-  state.writeBigUInt64LE(addressOf(bytes) + BigInt(start), pointer);
+  state.writeBigUInt64LE(BigInt(addressOf(bytes) + start), pointer);
   state.writeUInt32LE(end - start, length);
 }
 

@@ -137,42 +137,27 @@ export class ErofsReader {
 
   /** Bytes of a file, fewer where it ends. The result may be shared: do not change it. */
   async read(inode: Inode, offset: number, length: number): Promise<Buffer> {
-    const wanted = Math.max(0, Math.min(length, inode.sizeBytes - offset));
-    if (wanted === 0) return Buffer.alloc(0);
-    let out: Buffer | undefined;
-    for (const extent of extentsOf(this.meta, inode, offset, offset + wanted)) {
-      const skip = Math.max(0, offset - extent.logical);
-      const count = Math.min(extent.length, offset + wanted - extent.logical) - skip;
-      if (extent.encoding === 'hole') {
-        out ??= Buffer.alloc(wanted);
-        continue;
-      }
+    const pieces = new Pieces(inode, offset, length);
+    for (const extent of extentsOf(this.meta, inode, offset, pieces.end)) {
+      const { skip, count } = pieces.of(extent);
+      if (extent.encoding === 'hole') continue;
       const bytes = await this.#extentBytes(inode, extent, skip, count);
-      if (count === wanted) return bytes;
-      out ??= Buffer.alloc(wanted);
-      out.set(bytes, extent.logical + skip - offset);
+      if (pieces.put(extent, count, bytes)) break;
     }
-    return out!;
+    return pieces.bytes;
   }
 
   /** Like `read`, at once; undefined when a device would have to wait for its bytes. */
   readNow(inode: Inode, offset: number, length: number): Buffer | undefined {
-    const wanted = Math.max(0, Math.min(length, inode.sizeBytes - offset));
-    if (wanted === 0) return Buffer.alloc(0);
-    let out: Buffer | undefined;
-    for (const extent of extentsOf(this.meta, inode, offset, offset + wanted)) {
-      const skip = Math.max(0, offset - extent.logical);
-      const count = Math.min(extent.length, offset + wanted - extent.logical) - skip;
-      if (extent.encoding === 'hole') {
-        out ??= Buffer.alloc(wanted);
-        continue;
-      }
+    const pieces = new Pieces(inode, offset, length);
+    for (const extent of extentsOf(this.meta, inode, offset, pieces.end)) {
+      const { skip, count } = pieces.of(extent);
+      if (extent.encoding === 'hole') continue;
       const bytes = this.#extentNow(inode, extent, skip, count);
-      if (bytes === undefined || count === wanted) return bytes;
-      out ??= Buffer.alloc(wanted);
-      out.set(bytes, extent.logical + skip - offset);
+      if (bytes === undefined) return undefined;
+      if (pieces.put(extent, count, bytes)) break;
     }
-    return out!;
+    return pieces.bytes;
   }
 
   /** A file's bytes in order, in pieces of up to 1 MiB. */
@@ -291,5 +276,40 @@ export class ErofsReader {
   async close(): Promise<void> {
     this.meta.bytes.close();
     for (const device of this.#devices) await device.close();
+  }
+}
+
+/** The bytes of a read, put together from those of its extents; what no extent has is zero. */
+class Pieces {
+  readonly end: number;
+  readonly #offset: number;
+  #out: Buffer | undefined;
+
+  constructor(inode: Inode, offset: number, length: number) {
+    this.#offset = offset;
+    this.end = offset + Math.max(0, Math.min(length, inode.sizeBytes - offset));
+  }
+
+  /** Which part of the extent is wanted. */
+  of(extent: Extent): { skip: number; count: number } {
+    const skip = Math.max(0, this.#offset - extent.logical);
+    return { skip, count: Math.min(extent.length, this.end - extent.logical) - skip };
+  }
+
+  /** `bytes`: of the wanted part. True when nothing is missing any more. */
+  put(extent: Extent, count: number, bytes: Buffer): boolean {
+    const at = Math.max(extent.logical, this.#offset) - this.#offset;
+    if (count === this.end - this.#offset) {
+      // One extent has it all: not copied.
+      this.#out = bytes;
+      return true;
+    }
+    this.bytes.set(bytes, at);
+    return false;
+  }
+
+  get bytes(): Buffer {
+    this.#out ??= Buffer.alloc(this.end - this.#offset);
+    return this.#out;
   }
 }

@@ -2,10 +2,10 @@
  * Where the service listens: `HOST:PORT` or `unix:/path`. A socket file is its user's alone (0600), and one that a dead service
  * left is replaced.
  */
-import { lstatSync, rmSync } from 'node:fs';
-import { connect } from 'node:net';
+import { rmSync } from 'node:fs';
 import { resolve } from 'node:path';
-import { messageOf, systemCode } from '#base';
+import { messageOf } from '#base';
+import { isDeadSocket } from '#linux';
 import { fail } from '../errors.ts';
 import type { App } from './app-types.ts';
 
@@ -51,17 +51,4 @@ export async function listen(app: App, address: ListenAddress): Promise<string> 
     const named = address.kind === 'tcp' ? `${address.host}:${address.port}` : `unix:${address.path}`;
     throw fail('SERVER_LISTEN', { address: named, reason: messageOf(error) }, error);
   }
-}
-
-/** A socket file that nobody answers on; a file of another type refuses a connection too, and is not ours to remove. */
-async function isDeadSocket(path: string): Promise<boolean> {
-  if (lstatSync(path, { throwIfNoEntry: false })?.isSocket() !== true) return false;
-  return new Promise((done) => {
-    const socket = connect(path);
-    socket.once('connect', () => {
-      socket.destroy();
-      done(false);
-    });
-    socket.once('error', (error) => done(systemCode(error) === 'ECONNREFUSED'));
-  });
 }

@@ -5,8 +5,9 @@
  */
 import { once } from 'node:events';
 import { chmodSync, lstatSync, rmSync } from 'node:fs';
-import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
-import { messageOf, systemCode } from '#base';
+import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
+import { messageOf } from '#base';
+import { isDeadSocket } from '#linux';
 import { fail } from '../../errors.ts';
 import { addressText, type NbdAddress, nbdUri, parseNbdAddress } from './address.ts';
 import { Connection } from './connection.ts';
@@ -160,17 +161,4 @@ class Serving implements NbdServer {
 
 function inodeOf(path: string): bigint | undefined {
   return lstatSync(path, { bigint: true, throwIfNoEntry: false })?.ino;
-}
-
-/** A socket file that nobody answers on. Connecting to any other file is refused in the same way. */
-function isDeadSocket(path: string): Promise<boolean> {
-  if (!lstatSync(path, { throwIfNoEntry: false })?.isSocket()) return Promise.resolve(false);
-  return new Promise((done) => {
-    const socket = connect(path);
-    socket.once('connect', () => {
-      socket.destroy();
-      done(false);
-    });
-    socket.once('error', (error) => done(systemCode(error) === 'ECONNREFUSED'));
-  });
 }
