@@ -18,11 +18,11 @@ import {
 } from '../data-server/fuse-protocol.ts';
 import { COUNTER, COUNTERS } from '../data-server/raw-messages.ts';
 import { endOf, statsOf } from '../data-server/raw-transport.ts';
+import { sendBody, sendBytes } from '../data-server/send-reply.ts';
 import type { TransportStats } from '../data-server/transport.ts';
 import { layerNumberOf, type OpenedLayer, ROOT_NODE } from './layer-facts.ts';
 import { errnoOf, LATER, LayerFilesSystem } from './layer-files-system.ts';
 import type { LayerWorkerData } from './layer-messages.ts';
-import { sendBody, sendBytes } from './send-reply.ts';
 
 export interface LayerTransportOptions {
   readonly fd: number;

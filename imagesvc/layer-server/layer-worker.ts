@@ -2,63 +2,41 @@
  * A thread of the layer server: takes requests from /dev/fuse and answers at once whatever it can: names and attributes from
  * metadata in memory, data from local files. What has to wait goes to the main thread as it came, and this thread takes the
  * next request meanwhile.
- *
- * It blocks in read(2), so it hears nothing: layers that were opened since wait on a port, which is emptied whenever a
- * request names one that this thread does not know.
  */
-import { readSync } from 'node:fs';
-import { type MessagePort, parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads';
-import { systemCode } from '#base';
+import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
 import { NO_REPLY } from '../data-server/blob-files-system.ts';
 import {
-  decodeHeader,
-  emptyHeader,
-  isResent,
   MAX_READ_BYTES,
   OPCODE,
   REPLY_HEADER_BYTES,
   REQUEST_BUFFER_BYTES,
+  type RequestHeader,
   readLength,
   readOffset,
 } from '../data-server/fuse-protocol.ts';
 import { COUNTER, COUNTERS } from '../data-server/raw-messages.ts';
+import { sendBody, sendBytes } from '../data-server/send-reply.ts';
+import { countHit, received, takeRequests } from '../data-server/take-requests.ts';
 import type { OpenedLayer } from './layer-facts.ts';
 import { errnoOf, LATER, LayerFilesSystem } from './layer-files-system.ts';
 import type { LayerWorkerData } from './layer-messages.ts';
-import { sendBody, sendBytes } from './send-reply.ts';
 
 const { fd, layers, port, counters, row } = workerData as LayerWorkerData & { port: MessagePort };
 const system = new LayerFilesSystem();
 // Filled, so that every page is there: a page fault that SIGKILL cuts short would fail the copy.
 const request = Buffer.alloc(REQUEST_BUFFER_BYTES, 1);
 const reply = Buffer.alloc(REPLY_HEADER_BYTES + MAX_READ_BYTES, 1);
-const header = emptyHeader();
 const count = new Float64Array(counters, row * COUNTERS * 8, COUNTERS);
 
 for (const layer of layers) system.add(layer);
-serve();
-
-function serve(): void {
-  for (;;) {
-    let lengthBytes: number;
-    try {
-      lengthBytes = readSync(fd, request, 0, request.length, null);
-    } catch (error) {
-      // ENOENT: the reader gave up before we took its request.
-      if (['ENOENT', 'EINTR', 'EAGAIN'].includes(systemCode(error) ?? '')) continue;
-      if (systemCode(error) === 'ENODEV') return;
-      throw error;
-    }
-    decodeHeader(request, header);
-    if (isResent(header)) count[COUNTER.resent]! += 1;
-    if (header.opcode === OPCODE.READ ? !read() : !answer()) {
-      parentPort!.postMessage(new Uint8Array(request.subarray(0, lengthBytes)));
-    }
+takeRequests(fd, request, count, (header, lengthBytes) => {
+  if (header.opcode === OPCODE.READ ? !read(header) : !answer(header)) {
+    parentPort!.postMessage(new Uint8Array(request.subarray(0, lengthBytes)));
   }
-}
+});
 
 /** False: the main thread has to answer. */
-function answer(): boolean {
+function answer(header: RequestHeader): boolean {
   let result = system.answer(header, request, reply);
   if (result === LATER && learn()) result = system.answer(header, request, reply);
   if (result === LATER) return false;
@@ -66,14 +44,12 @@ function answer(): boolean {
   return true;
 }
 
-function read(): boolean {
+function read(header: RequestHeader): boolean {
   try {
-    const bytes = bytesNow() ?? (learn() ? bytesNow() : undefined);
+    const bytes = bytesNow(header) ?? (learn() ? bytesNow(header) : undefined);
     if (bytes === undefined) return false;
     sendBytes(fd, reply, header, bytes);
-    count[COUNTER.hits]! += 1;
-    count[COUNTER.readBytes]! += bytes.length;
-    if (bytes.length > count[COUNTER.largestReadBytes]!) count[COUNTER.largestReadBytes] = bytes.length;
+    countHit(count, bytes.length);
   } catch (error) {
     sendBody(fd, reply, header, -errnoOf(error));
     count[COUNTER.failures]! += 1;
@@ -82,17 +58,11 @@ function read(): boolean {
   return true;
 }
 
-function bytesNow(): Buffer | undefined {
+function bytesNow(header: RequestHeader): Buffer | undefined {
   return system.readNow(header.node, readOffset(request), Math.min(readLength(request), MAX_READ_BYTES));
 }
 
 /** Whether there was anything new. */
 function learn(): boolean {
-  let learnt = false;
-  for (;;) {
-    const message = receiveMessageOnPort(port) as { message: OpenedLayer } | undefined;
-    if (message === undefined) return learnt;
-    system.add(message.message);
-    learnt = true;
-  }
+  return received<OpenedLayer>(port, (layer) => system.add(layer));
 }

@@ -1,5 +1,5 @@
 /** The NBD server under the kernel's own client: a block device with ext4 on it, flushed, discarded, read again from the server. */
-import { execFileSync, spawn, spawnSync } from 'node:child_process';
+import { execFileSync, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import {
   existsSync,
@@ -16,28 +16,12 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { openFileTarget } from '../target/file-target.ts';
 import { type NbdServer, serveNbd } from '../target/nbd/server.ts';
+import { run } from './run-command.ts';
 
 const MIB = 2 ** 20;
 const DEVICE = '/dev/nbd0';
 const client = spawnSync('sh', ['-c', 'command -v nbd-client']).status === 0;
 if (!client) console.log('skipped: nbd-client is missing (apt-get install nbd-client)');
-
-/** Not spawnSync: this process answers the device's requests. */
-function run(command: string, ...args: string[]): Promise<string> {
-  return new Promise((done, failed) => {
-    const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'] });
-    let text = '';
-    for (const stream of [child.stdout, child.stderr]) {
-      stream.setEncoding('utf8').on('data', (more: string) => {
-        text += more;
-      });
-    }
-    child.once('error', failed);
-    child.once('close', (status) =>
-      status === 0 ? done(text) : failed(new Error(`${command} ${args.join(' ')}: ${status}\n${text}`)),
-    );
-  });
-}
 
 describe.skipIf(!client)('the kernel’s NBD client', () => {
   let folder: string;

@@ -24,6 +24,7 @@ import { openFileTarget } from '../target/file-target.ts';
 import { UblkControl } from '../target/ublk/control.ts';
 import { listUblk, removeUblk, serveUblk, type UblkDevice } from '../target/ublk/device.ts';
 import { MemoryTarget } from './memory-target.ts';
+import { run } from './run-command.ts';
 import { type Attached, targetConformance, type WayOut } from './target-conformance.ts';
 
 const MIB = 2 ** 20;
@@ -36,23 +37,6 @@ beforeAll(() => {
   execFileSync('modprobe', ['ublk_drv']);
 });
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
-
-/** Not spawnSync: this process answers the device's requests. */
-function run(command: string, ...args: string[]): Promise<string> {
-  return new Promise((done, failed) => {
-    const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'] });
-    let text = '';
-    for (const stream of [child.stdout, child.stderr]) {
-      stream.setEncoding('utf8').on('data', (more: string) => {
-        text += more;
-      });
-    }
-    child.once('error', failed);
-    child.once('close', (status) =>
-      status === 0 ? done(text) : failed(new Error(`${command} ${args.join(' ')}: ${status}\n${text}`)),
-    );
-  });
-}
 
 /** Around the page cache a buffer has to begin at a multiple of 512. */
 function aligned(length: number): Buffer {

@@ -1,7 +1,7 @@
 /** Replies to the device. One whose asker is gone is nobody's. */
 import { writeSync, writevSync } from 'node:fs';
 import { systemCode } from '#base';
-import { encodeReplyHeader, REPLY_BODY, REPLY_HEADER_BYTES, type RequestHeader } from '../data-server/fuse-protocol.ts';
+import { encodeReplyHeader, REPLY_BODY, REPLY_HEADER_BYTES, type RequestHeader } from './fuse-protocol.ts';
 
 /** Up to here copying is cheaper than a second buffer for the kernel to look at. */
 const COPIED_BYTES = 16 * 1024;
