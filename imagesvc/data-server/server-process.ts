@@ -27,7 +27,8 @@ let unnoted = 0;
 
 const cached = await CachedBlobs.open({
   folder: config.chunks,
-  source: remoteRangeSource(await openStore(config.storeUrl)),
+  // A program whose page cannot be read is ended by SIGBUS: a store that is away for a minute is worth waiting for.
+  source: remoteRangeSource(await openStore(config.storeUrl), { retry: { patient: true } }),
   runDir: config.runDir,
   memoryBytes: config.memoryBytes,
   capacityBytes: config.capacityBytes,

@@ -128,6 +128,25 @@ describe('withRetry', () => {
     await expect(source.readRange(blob, 0, 1, { ...now, signal: aborted })).rejects.toThrow('enough');
   });
 
+  test('a patient reader tries until the time is up, slowly without retries left; a prefetch does not', async () => {
+    const clock = new TestClock();
+    const bad = failing(again());
+    const source = withRetry(bad, { clock, patient: true });
+    await expect(source.readRange(blob, 0, 1, now)).rejects.toMatchObject({ code: 'STORE_REMOTE' });
+    expect(clock.ms).toBeGreaterThan(54_000);
+    expect(clock.ms).toBeLessThan(60_000);
+    const tries = bad.calls;
+    const spent = withRetry(bad, { clock, patient: true, allowance: new RetryAllowance(0) });
+    await expect(spent.readRange(blob, 0, 1, now)).rejects.toMatchObject({ code: 'STORE_REMOTE' });
+    // One at once, then one in 5 s.
+    expect(bad.calls - tries).toBe(12);
+    const before = bad.calls;
+    await source.readRange(blob, 0, 1, { priority: 'prefetch' }).catch(() => {});
+    expect(bad.calls - before).toBe(6);
+    const back = failing(again(), again(), again(), again(), again(), again(), again(), again(), undefined);
+    expect(await withRetry(back, { clock, patient: true }).readRange(blob, 0, 4, now)).toEqual(Buffer.alloc(4));
+  });
+
   test('a prefetch of a store that is away leaves the readers their retries', async () => {
     const clock = new TestClock();
     const bad = failing(again());

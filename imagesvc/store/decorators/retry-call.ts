@@ -14,6 +14,8 @@ const NO_RETRY_PAUSE_MS = 500;
 export interface RetryOptions {
   /** Tries in all; 6. */
   readonly attempts?: number;
+  /** Tries until the time is up instead, slowly once the allowance is spent: for who has nowhere to go, as the reader of a mount. */
+  readonly patient?: boolean;
   /** No try begins after this; 60 s. */
   readonly budgetMs?: number;
   /** One try; 30 s. */
@@ -96,7 +98,8 @@ export async function retryCall<T>(
   signal?: AbortSignal,
 ): Promise<T> {
   const {
-    attempts = 6,
+    patient = false,
+    attempts = patient ? Number.POSITIVE_INFINITY : 6,
     budgetMs = BUDGET_MS,
     tryTimeoutMs = TRY_TIMEOUT_MS,
     baseDelayMs = 50,
@@ -113,14 +116,15 @@ export async function retryCall<T>(
     } catch (error) {
       signal?.throwIfAborted();
       if (!isDsecError(error) || !error.retryable || attempt >= attempts) throw error;
-      const backOff = clock.random() * Math.min(maxDelayMs, baseDelayMs * 2 ** attempt);
-      const asked = error.params.retryAfterMs;
-      const delayMs = Math.max(backOff, typeof asked === 'number' ? asked : 0);
-      if (clock.now() + delayMs >= endMs) throw error;
-      if (allowance?.take() === false) {
+      const spent = allowance?.take() === false;
+      if (spent && !patient) {
         await clock.sleep(Math.min(NO_RETRY_PAUSE_MS, maxDelayMs), signal);
         throw error;
       }
+      const backOff = spent ? maxDelayMs : clock.random() * Math.min(maxDelayMs, baseDelayMs * 2 ** attempt);
+      const asked = error.params.retryAfterMs;
+      const delayMs = Math.max(backOff, typeof asked === 'number' ? asked : 0);
+      if (clock.now() + delayMs >= endMs) throw error;
       onRetry?.(error, attempt, delayMs);
       await clock.sleep(delayMs, signal);
     }

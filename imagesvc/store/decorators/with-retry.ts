@@ -1,6 +1,7 @@
 /**
  * A range source that tries again: see retry-call.ts. Large ranges get more time. Goes around hedging, so that each try may be hedged, and
- * inside of limits, whose queue must not count as time of a try. Prefetch has retries of its own: it must not use up those of readers.
+ * inside of limits, whose queue must not count as time of a try. Prefetch has retries of its own: it must not use up those of
+ * readers, and is never patient.
  */
 import type { FetchPriority, RangeSource } from '#chunk-cache';
 import { RetryAllowance, type RetryOptions, retryCall, retryFor } from './retry-call.ts';
@@ -15,7 +16,11 @@ export function withRetry(source: RangeSource, options: RetryOptions = {}): Rang
       retryCall(
         (tried) => source.readRange(blob, offset, lengthBytes, { signal: tried, priority }),
         () => `read of ${blob}, bytes ${offset} to ${offset + lengthBytes - 1}`,
-        retryFor(lengthBytes, { ...options, allowance: allowances[priority] }),
+        retryFor(lengthBytes, {
+          ...options,
+          allowance: allowances[priority],
+          patient: options.patient === true && priority === 'interactive',
+        }),
         signal,
       ),
   };
