@@ -2,7 +2,7 @@
  * Images mounted lazily through a data server, through EROFS: what is shown is what a local mount shows, whatever happens to the
  * processes that serve it. Set DSEC_KILLS=50 for the long run.
  */
-import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import {
   cpSync,
@@ -19,8 +19,6 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
-import { promisify } from 'node:util';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { hexOf } from '#base';
 import { cachedBytes, processIdentity, readMountInfo, umount } from '#linux';
@@ -44,20 +42,12 @@ import { openStore } from '../store/open-store.ts';
 import { bundlePrograms } from './bundled-programs.ts';
 import { writeSmallLayout } from './small-layout.ts';
 import { attributesOf, differences } from './tree-attributes.ts';
+import { hash, hashUntil } from './tree-hash.ts';
 
-const run = promisify(execFile);
-const HASHER = fileURLToPath(new URL('./tree-hasher.mjs', import.meta.url));
 const KILLS = Number(process.env.DSEC_KILLS ?? 20);
 const isRoot = process.getuid?.() === 0;
 const noNative = nativeUnavailable();
 if (!isRoot) console.log('data server: skipped: it needs root');
-
-interface Hashed {
-  readonly rounds: number;
-  readonly files: number;
-  readonly hashes: readonly string[];
-  readonly errors: readonly string[];
-}
 
 describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
   let root: string;
@@ -105,30 +95,6 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
   const mountLazily = async (target: string, options: DataServerOptions & { store?: BlobStore } = {}) => {
     const files = lazyBlobFiles({ store, threads: 2, programs, ...folders, ...options });
     return mountImage({ store, files, image, target, ...folders });
-  };
-
-  const hash = async (tree: string, rounds: number): Promise<Hashed> => {
-    const { stdout } = await run(process.execPath, [HASHER, JSON.stringify({ tree, rounds, until: '/nowhere' })]);
-    return JSON.parse(stdout) as Hashed;
-  };
-
-  /** Hashes in another process until `until` is there. */
-  const hashUntil = (tree: string, until: string): Promise<Hashed> => {
-    const child = spawn(process.execPath, [HASHER, JSON.stringify({ tree, until })], {
-      stdio: ['ignore', 'pipe', 'inherit'],
-    });
-    hashers.push(child);
-    return new Promise((resolve, reject) => {
-      let text = '';
-      child.stdout.setEncoding('utf8').on('data', (more: string) => {
-        text += more;
-      });
-      child.once('error', reject);
-      child.once('close', () => {
-        if (text === '') reject(new Error('the hasher died'));
-        else resolve(JSON.parse(text) as Hashed);
-      });
-    });
   };
 
   const server = (options: DataServerOptions = {}): Promise<DataServer> =>
@@ -189,7 +155,11 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
     await mountLazily(target);
     const data = await server();
     const until = join(root, 'killed-until');
-    const readers = [hashUntil(target, until), hashUntil(target, until), hashUntil(target, until)];
+    const readers = [
+      hashUntil(target, until, hashers),
+      hashUntil(target, until, hashers),
+      hashUntil(target, until, hashers),
+    ];
     let killed = 0;
     let resent = 0;
     for (let last = 0; killed < KILLS; ) {
@@ -224,7 +194,7 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
     await mountLazily(target);
     const data = await server();
     const until = join(root, 'replaced-until');
-    const reader = hashUntil(target, until);
+    const reader = hashUntil(target, until, hashers);
     const first = (await data.status()).server;
     for (let i = 0; i < 3; i++) await data.replace(programs!.server);
     expect((await data.status()).server).not.toBe(first);
@@ -238,7 +208,7 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
     await mountLazily(target);
     const data = await server();
     const until = join(root, 'orphaned-until');
-    const reader = hashUntil(target, until);
+    const reader = hashUntil(target, until, hashers);
     const before = await data.status();
     process.kill(before.supervisor, 'SIGKILL');
     await waitFor(() => listDataServers(folders)[0]?.state === 'orphaned');
@@ -260,7 +230,7 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
     const { id } = await mountLazily(target);
     const data = await server();
     const until = join(root, 'gone-until');
-    const reader = hashUntil(target, until);
+    const reader = hashUntil(target, until, hashers);
     await delay(300);
     const { supervisor, server: pid } = await data.status();
     process.kill(supervisor, 'SIGKILL');

@@ -2,7 +2,7 @@
  * Images mounted through our reader behind FUSE, in place of the kernel's EROFS: what is shown is what the kernel shows, alone and
  * below OverlayFS, from a folder and lazily, whatever happens to the processes that serve it.
  */
-import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, execFileSync } from 'node:child_process';
 import {
   appendFileSync,
   chmodSync,
@@ -22,8 +22,6 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
-import { promisify } from 'node:util';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { hexOf } from '#base';
 import {
@@ -55,19 +53,11 @@ import { bundlePrograms } from './bundled-programs.ts';
 import { hasMkfs, makeFolder, mkfs, putLayer } from './reader-fixture.ts';
 import { writeSmallLayout } from './small-layout.ts';
 import { attributesOf, differences } from './tree-attributes.ts';
+import { hash, hashUntil } from './tree-hash.ts';
 
-const run = promisify(execFile);
-const HASHER = fileURLToPath(new URL('./tree-hasher.mjs', import.meta.url));
 const KILLS = Number(process.env.DSEC_KILLS ?? 10);
 const isRoot = process.getuid?.() === 0;
 if (!isRoot) console.log('layer server: skipped: it needs root');
-
-interface Hashed {
-  readonly rounds: number;
-  readonly files: number;
-  readonly hashes: readonly string[];
-  readonly errors: readonly string[];
-}
 
 describe.skipIf(!isRoot)('our reader behind FUSE', { timeout: 180_000 }, () => {
   let root: string;
@@ -96,27 +86,6 @@ describe.skipIf(!isRoot)('our reader behind FUSE', { timeout: 180_000 }, () => {
     mountImage({ ...(more.files ? {} : { store }), ...folders, programs, backing, ...more });
 
   const layerServer = () => ensureDataServer(LAYERS, { programs, ...folders });
-
-  const hash = async (tree: string, rounds: number): Promise<Hashed> => {
-    const { stdout } = await run(process.execPath, [HASHER, JSON.stringify({ tree, rounds, until: '/nowhere' })]);
-    return JSON.parse(stdout) as Hashed;
-  };
-
-  /** Hashes in another process until `until` is there. */
-  const hashUntil = (tree: string, until: string): Promise<Hashed> => {
-    const child = spawn(process.execPath, [HASHER, JSON.stringify({ tree, until })], {
-      stdio: ['ignore', 'pipe', 'inherit'],
-    });
-    children.push(child);
-    return new Promise((resolve, reject) => {
-      let text = '';
-      child.stdout.setEncoding('utf8').on('data', (more: string) => {
-        text += more;
-      });
-      child.once('error', reject);
-      child.once('close', () => (text === '' ? reject(new Error('the hasher died')) : resolve(JSON.parse(text))));
-    });
-  };
 
   beforeAll(async () => {
     root = realpathSync(mkdtempSync(join(tmpdir(), 'dsec-trees-')));
@@ -272,7 +241,7 @@ describe.skipIf(!isRoot)('our reader behind FUSE', { timeout: 180_000 }, () => {
     const wanted = (await hash(target, 1)).hashes[0]!;
     const server = await layerServer();
     const until = join(root, 'killed-until');
-    const readers = [hashUntil(target, until), hashUntil(target, until)];
+    const readers = [hashUntil(target, until, children), hashUntil(target, until, children)];
     for (let killed = 0, last = 0; killed < KILLS; ) {
       const { ready, server: pid } = await server.status();
       if (!ready || pid === undefined || pid === last) {

@@ -2,7 +2,7 @@
  * Trees read through a lazy mount while everything below it fails: a store behind a proxy that spoils 5 % of all requests, a local
  * disk that fills up in the middle, other bytes under the right name. Every byte read is right, or the mount is refused.
  */
-import { execFile, execFileSync } from 'node:child_process';
+import { execFileSync } from 'node:child_process';
 import {
   closeSync,
   cpSync,
@@ -22,8 +22,6 @@ import { readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
-import { promisify } from 'node:util';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { type Digest, hexOf } from '#base';
 import { readMountInfo, umount } from '#linux';
@@ -41,9 +39,8 @@ import { FaultyProxy } from './faulty-proxy.ts';
 import { LoopbackRegistry } from './loopback-registry.ts';
 import { findS3Server, LoopbackS3, S3_KEYS } from './loopback-s3.ts';
 import { someBytes } from './store-conformance.ts';
+import { hash } from './tree-hash.ts';
 
-const run = promisify(execFile);
-const HASHER = fileURLToPath(new URL('./tree-hasher.mjs', import.meta.url));
 const MIB = 2 ** 20;
 const FILES = 200;
 /** Ends in the middle of a chunk, so that neighbours share one. */
@@ -52,11 +49,6 @@ const isRoot = process.getuid?.() === 0;
 const s3Program = isRoot ? findS3Server('lazy-faults') : undefined;
 const withRegistry = isRoot && haveRegistry();
 if (!isRoot) console.log('lazy faults: skipped: it needs root');
-
-interface Hashed {
-  readonly hashes: readonly string[];
-  readonly errors: readonly string[];
-}
 
 describe.skipIf(!isRoot)('a lazy mount', { timeout: 300_000 }, () => {
   let root: string;
@@ -119,12 +111,6 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 300_000 }, () => {
       target,
       ...folders,
     });
-
-  /** All of it, front to back, from the disk and not from the page cache: in another process, which may block. */
-  const hash = async (path: string): Promise<Hashed> => {
-    const order = JSON.stringify({ tree: path, rounds: 1, until: '/nowhere' });
-    return JSON.parse((await run(process.execPath, [HASHER, order])).stdout) as Hashed;
-  };
 
   const statsOf = async (store: BlobStore) => (await ensureDataServer(store.url, { programs, ...folders })).stats();
 
