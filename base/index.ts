@@ -6,4 +6,5 @@ export * from './fail-point.ts';
 export * from './process-entry.ts';
 export * from './progress.ts';
 export * from './spawn-worker.ts';
+export { abortSignalOf, StopController, type StopSignal } from './stop.ts';
 export * from './svg.ts';

@@ -7,15 +7,17 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createDisk, openDisk } from '#ublk-daemon';
 import { atMost, type Benchmark, type Result, round } from './benchmark.ts';
+import { lineChart } from './figures/svg.ts';
 import { numberOption } from './options.ts';
-import { printTable } from './results.ts';
+import { printTable, saveFigure } from './results.ts';
 import { median, quantile } from './sample.ts';
 
 const DEVICE_BYTES = 64 * 2 ** 30;
-const DIRTY_MIB = [1, 16, 64, 256];
+const DIRTY_MIB = [1, 16, 64, 128, 256];
 const PROMISED_MIB = 64;
 const PROMISED_MS = 300;
 const WRITE_BYTES = 4096;
+const AT_ONCE = 16;
 
 export const benchmark: Benchmark = {
   name: 'disk-snapshot',
@@ -47,6 +49,18 @@ async function run(): Promise<Result> {
   ]);
   const promised = rows.find(({ mib }) => mib === PROMISED_MIB)!.snapshots;
   const ratio = round(median(promised) / PROMISED_MS);
+  const figure = saveFigure(
+    'disk-snapshot',
+    lineChart({
+      title: 'A live snapshot of a 64 GiB disk: median',
+      xLabel: 'MiB written since the last one',
+      yLabel: 'ms',
+      series: [
+        { label: 'snapshot', points: rows.map((row) => [row.mib, median(row.snapshots)] as const) },
+        { label: 'longest write meanwhile', points: rows.map((row) => [row.mib, median(row.pauses)] as const) },
+      ],
+    }),
+  );
   return {
     ratio,
     ...atMost(1, ratio),
@@ -55,6 +69,7 @@ async function run(): Promise<Result> {
     p50: round(median(promised)),
     p99: round(quantile(promised, 0.99)),
     unit: 'ms',
+    figure,
     rows: rows.map(({ mib, snapshots, pauses }) => ({
       mib,
       ms: round(median(snapshots)),
@@ -70,7 +85,11 @@ async function once(mib: number): Promise<{ snapshotMs: number; pauseMs: number 
     const { disk, snapshot } = await openDisk(folder);
     const bytes = Buffer.alloc(WRITE_BYTES, 7);
     const write = () => disk.write(Math.floor((Math.random() * DEVICE_BYTES) / WRITE_BYTES) * WRITE_BYTES, bytes);
-    for (let done = 0; done < mib * 2 ** 20; done += WRITE_BYTES) await write();
+    for (let done = 0; done < mib * 2 ** 20; done += WRITE_BYTES) {
+      await write();
+      // As requests come: a batch with each turn of the event loop.
+      if (done % (AT_ONCE * WRITE_BYTES) === 0) await new Promise((resolve) => setImmediate(resolve));
+    }
     let isDone = false;
     let pauseMs = 0;
     const writer = (async () => {

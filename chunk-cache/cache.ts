@@ -142,6 +142,7 @@ export class ChunkCache {
       roomCame: () => this.#roomCame(),
       closedWith: () => this.#closedWith,
       released: () => this.#open.delete(disk),
+      newId: () => this.#nextId++,
     });
     this.#open.set(disk, blob);
     return blob;

@@ -4,7 +4,7 @@
  *
  * Reads beyond the end give what there is, as pread does. The buffers given out are copies: the reader's own.
  */
-import type { Digest } from '#base';
+import type { Digest, StopSignal } from '#base';
 import { CHUNK_BYTES, chunkCount, chunkMatches } from './chunk.ts';
 import { COLD, FETCHED_INTERACTIVE, FETCHED_PREFETCH, STORED, VERIFIED } from './chunk-states.ts';
 import type { ChunkViewHandle } from './chunk-view.ts';
@@ -31,6 +31,12 @@ export interface ByteRange {
   readonly length: number;
 }
 
+/** Things made of a blob's bytes, by number: blocks that were decompressed. What was put may be gone at any time. */
+export interface DerivedBlocks {
+  get(block: number): Buffer | undefined;
+  put(block: number, bytes: Buffer): void;
+}
+
 /** What a blob shares with the others of its cache. */
 export interface BlobSurroundings {
   readonly memory: MemoryLevel;
@@ -44,6 +50,8 @@ export interface BlobSurroundings {
   /** Set once the cache is closed. */
   readonly closedWith: () => Error | undefined;
   readonly released: (blob: CachedBlob) => void;
+  /** As of a blob: never used again in this cache. */
+  readonly newId: () => number;
 }
 
 export class CachedBlob implements FetchTarget {
@@ -59,6 +67,8 @@ export class CachedBlob implements FetchTarget {
   readonly #readAhead: ReadAhead;
   /** Chunks that have come and are not on the disk yet. */
   readonly #pending = new Map<number, Buffer>();
+  /** Of these, the ones that go into memory then. */
+  readonly #toKeep = new Set<number>();
   /** Chunks whose bytes on disk are being checked. */
   readonly #checking = new Map<number, Promise<Buffer | undefined>>();
 
@@ -108,6 +118,21 @@ export class CachedBlob implements FetchTarget {
     return this.#disk.states.state(index) === COLD ? 'cold' : 'disk';
   }
 
+  /**
+   * A place in the memory level for what its reader makes of the blob, under the same bound as the chunks and by the same order of
+   * use. The bytes stay the reader's: he gives what nobody changes.
+   */
+  derivedBlocks(): DerivedBlocks {
+    const { memory, closedWith, newId } = this.#around;
+    const base = newId() * KEYS_A_BLOB;
+    return {
+      get: (block) => (block < KEYS_A_BLOB ? memory.get(base + block, true) : undefined),
+      put: (block, bytes) => {
+        if (block < KEYS_A_BLOB && closedWith() === undefined) memory.put(base + block, bytes);
+      },
+    };
+  }
+
   /** For a ChunkView in another thread. Good for as long as this blob is open. */
   view(): ChunkViewHandle {
     return {
@@ -122,7 +147,7 @@ export class CachedBlob implements FetchTarget {
    * Bytes from `offset`, fewer than `length` only at the blob's end.
    * @throws CACHE_CHUNK_MISMATCH, CACHE_CLOSED, CACHE_READ_RANGE, what the source throws, the signal's reason
    */
-  async read(offset: number, length: number, options: { readonly signal?: AbortSignal } = {}): Promise<Buffer> {
+  async read(offset: number, length: number, options: { readonly signal?: StopSignal } = {}): Promise<Buffer> {
     this.#check(offset, length);
     const end = Math.min(offset + length, this.sizeBytes);
     if (end <= offset) return Buffer.alloc(0);
@@ -184,7 +209,7 @@ export class CachedBlob implements FetchTarget {
    * Brings ranges into the cache, in the order given, behind what readers wait for. Resolves when all have come.
    * @throws what the source throws, when what else can be had has come, or a number of chunks has failed; the signal's reason
    */
-  async prefetch(ranges: readonly ByteRange[], options: { readonly signal?: AbortSignal } = {}): Promise<void> {
+  async prefetch(ranges: readonly ByteRange[], options: { readonly signal?: StopSignal } = {}): Promise<void> {
     const onTheWay = new Set<Promise<void>>();
     const failures: unknown[] = [];
     for (const index of this.#chunksOf(ranges)) {
@@ -234,7 +259,10 @@ export class CachedBlob implements FetchTarget {
     }
     this.#pending.set(index, chunk);
     // What was fetched ahead waits for its reader on the disk (and in the kernel's page cache).
-    if (priority === 'interactive') this.#keepInMemory(index, chunk);
+    if (priority !== 'interactive') return;
+    // A part of a larger read has to be copied: later, whoever waits comes first.
+    if (isWhole(chunk)) this.#around.memory.put(this.#keyBase + index, chunk);
+    else this.#toKeep.add(index);
   }
 
   landed(first: number, bytes: Buffer): void {
@@ -251,7 +279,8 @@ export class CachedBlob implements FetchTarget {
       for (const [k, index] of chunks.entries()) {
         const chunk = this.#pending.get(index);
         this.#pending.delete(index);
-        if (k >= stored && chunk !== undefined) this.#keepInMemory(index, chunk);
+        const keep = this.#toKeep.delete(index) || k >= stored;
+        if (keep && chunk !== undefined) this.#keepInMemory(index, chunk);
       }
       this.#around.roomCame();
     };
@@ -275,15 +304,14 @@ export class CachedBlob implements FetchTarget {
 
   /** A chunk that is part of a larger read would keep all of that alive. */
   #keepInMemory(index: number, chunk: Buffer): void {
-    const own = chunk.buffer.byteLength === chunk.length ? chunk : copyOf(chunk);
-    this.#around.memory.put(this.#keyBase + index, own);
+    this.#around.memory.put(this.#keyBase + index, isWhole(chunk) ? chunk : copyOf(chunk));
   }
 
   #isMissing(index: number): boolean {
     return this.chunkState(index) === 'cold' && !this.tickets.has(index);
   }
 
-  async #readChunk(index: number, start: number, stop: number, out: Buffer, at: number, signal?: AbortSignal) {
+  async #readChunk(index: number, start: number, stop: number, out: Buffer, at: number, signal?: StopSignal) {
     const { states } = this.#disk;
     const { counters } = this.#around;
     if (states.state(index) === STORED) {
@@ -309,7 +337,7 @@ export class CachedBlob implements FetchTarget {
     chunk.copy(out, at, start, stop);
   }
 
-  async #fetch(index: number, signal?: AbortSignal): Promise<Buffer> {
+  async #fetch(index: number, signal?: StopSignal): Promise<Buffer> {
     const { fetcher, counters } = this.#around;
     counters.misses++;
     const joined = this.tickets.get(index);
@@ -374,6 +402,10 @@ function pieceOf(index: number, offset: number, end: number): [start: number, st
   const chunkStart = index * CHUNK_BYTES;
   const start = Math.max(offset - chunkStart, 0);
   return [start, Math.min(end - chunkStart, CHUNK_BYTES), chunkStart + start - offset];
+}
+
+function isWhole(chunk: Buffer): boolean {
+  return chunk.buffer.byteLength === chunk.length;
 }
 
 function copyOf(chunk: Buffer): Buffer {

@@ -1,5 +1,6 @@
 /** Chunks: every blob is cut into pieces of 256 KiB, the last one may be short. They are fetched, verified and kept whole. */
 import { createHash } from 'node:crypto';
+import { createSha256, updatePair } from '#linux';
 
 export const CHUNK_BYTES = 256 * 1024;
 export const CHUNK_DIGEST_BYTES = 32;
@@ -19,6 +20,13 @@ export function chunkDigest(chunkDigests: Buffer, index: number): Buffer {
 
 export function sha256(bytes: Uint8Array): Buffer {
   return createHash('sha256').update(bytes).digest();
+}
+
+/** Of two buffers, in little more time than of one where the processor can. */
+export function sha256Pair(a: Buffer, b: Buffer): [Buffer, Buffer] {
+  const [ofA, ofB] = [createSha256(), createSha256()];
+  updatePair(ofA, a, ofB, b);
+  return [ofA.digest(), ofB.digest()];
 }
 
 /** Whether `bytes` are chunk `index`. */

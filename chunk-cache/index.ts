@@ -1,11 +1,12 @@
+export { ArrivalDigests } from './arrival-digests.ts';
 export { type ChunkCache, type ChunkCacheOptions, openChunkCache, type StoredBlob } from './cache.ts';
-export type { ByteRange, CachedBlob } from './cached-blob.ts';
+export type { ByteRange, CachedBlob, DerivedBlocks } from './cached-blob.ts';
 export { CHUNK_BYTES, CHUNK_DIGEST_BYTES, chunkCount, chunkLength } from './chunk.ts';
 export { ChunkStates, FETCHED_INTERACTIVE, FETCHED_PREFETCH, VERIFIED } from './chunk-states.ts';
 export { ChunkView, type ChunkViewHandle } from './chunk-view.ts';
 export { chunkCacheErrors } from './errors.ts';
 export { type Evictable, EvictionPolicy } from './eviction.ts';
-export type { BlobFacts, FetchPriority, RangeSource } from './range-source.ts';
+export type { BlobFacts, FetchPriority, RangeOptions, RangeSource } from './range-source.ts';
 export type { CacheStats } from './stats.ts';
 export { type ChunkFacts, chunkFacts, readStoredChunks } from './stored-chunks.ts';
 export { UseClock } from './use-clock.ts';

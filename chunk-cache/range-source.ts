@@ -7,20 +7,22 @@
  * - The bytes need not be right: the cache checks each chunk against its digest, and asks again a bounded number of times.
  * - The buffer is the cache's from then on: the source must not write to it any more.
  * - An aborted signal means that nobody waits any more: the promise should be rejected soon, with whatever.
+ * - `hashed`: the bytes are hashed next. A source that sees them come may do that meanwhile (arrival-digests.ts).
  * - `priority` is a hint for limits below: a reader waits for 'interactive', nobody for 'prefetch'.
  * - An error reaches every reader that waits for the range, as it is. `DsecError.retryable` says whether to try again.
  */
-import type { Digest } from '#base';
+import type { Digest, StopSignal } from '#base';
 
 export type FetchPriority = 'interactive' | 'prefetch';
 
+export interface RangeOptions {
+  readonly signal?: StopSignal;
+  readonly priority: FetchPriority;
+  readonly hashed?: boolean;
+}
+
 export interface RangeSource {
-  readRange(
-    blob: Digest,
-    offset: number,
-    lengthBytes: number,
-    options: { readonly signal?: AbortSignal; readonly priority: FetchPriority },
-  ): Promise<Buffer>;
+  readRange(blob: Digest, offset: number, lengthBytes: number, options: RangeOptions): Promise<Buffer>;
 }
 
 /** What must be known of a blob before a byte of it can be believed. */

@@ -1,10 +1,11 @@
 /**
  * Blobs that this node needs whatever names say: of what is mounted, and of the images that kept containers ran on, without
- * which what they changed could not be packed.
+ * which what they changed could not be packed; and layers that the disks of this node lie on.
  */
 import { type Digest, isDsecError } from '#base';
 import { type BlobStore, mountedBlobs, reachable } from '#imagesvc';
 import { listSandboxes } from '#runtime';
+import { layersInStores } from '#ublk-daemon';
 
 export async function blobsInUse(store: BlobStore): Promise<Set<Digest>> {
   const needed = await mountedBlobs(store);
@@ -13,6 +14,10 @@ export async function blobsInUse(store: BlobStore): Promise<Set<Digest>> {
       if (image === undefined || needed.has(image.digest)) continue;
       for (const digest of await blobsOf(store, image.digest)) needed.add(digest);
     }
+  }
+  // Whatever store they are of: too much is kept rather than too little.
+  for (const { layers } of await layersInStores()) {
+    for (const { digest, chunkDigests } of layers) needed.add(digest).add(chunkDigests);
   }
   return needed;
 }

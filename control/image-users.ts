@@ -2,12 +2,14 @@
 import type { Digest } from '#base';
 import { type BlobStore, listMounts, reachable } from '#imagesvc';
 import { listSandboxes, type SandboxRecord } from '#runtime';
+import { layersInStores } from '#ublk-daemon';
 
 /** A line each: `sandbox work runs on it`, `it is mounted at /mnt`. The image is still in the store. */
 export async function usersOfImage(store: BlobStore, manifest: Digest): Promise<string[]> {
   const sandboxes = listSandboxes();
   const mounts = (await listMounts()).filter((mount) => mount.state === 'mounted');
-  if (sandboxes.length === 0 && mounts.length === 0) return [];
+  const disks = await layersInStores();
+  if (sandboxes.length === 0 && mounts.length === 0 && disks.length === 0) return [];
   const blobs = await reachable(store, manifest).catch(() => new Set([manifest]));
   const users: string[] = [];
   for (const sandbox of sandboxes) {
@@ -21,6 +23,9 @@ export async function usersOfImage(store: BlobStore, manifest: Digest): Promise<
     if (sandboxes.some(({ name }) => target.endsWith(`/sandboxes/${name}/root`))) continue;
     if (image?.manifest === manifest) users.push(`it is mounted at ${target}`);
     else if (layers.some((layer) => blobs.has(layer))) users.push(`the mount at ${target} shares layers with it`);
+  }
+  for (const { disk, layers } of disks) {
+    if (layers.some(({ digest }) => blobs.has(digest))) users.push(`disk ${disk} lies on layers of it`);
   }
   return users;
 }

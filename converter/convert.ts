@@ -47,8 +47,8 @@ export const DEFAULT_COLLAPSE_LIMIT_BYTES = 3 * 2 ** 30;
  * of the same tree; bench/inline-limit.bench.ts has the sweep.
  */
 export const DEFAULT_INLINE_LIMIT_BYTES = 3072;
-/** With so many cores or fewer, layers are stacked. */
-const STACKING_CORES = 2;
+/** With so many cores or fewer, layers are converted one after the other. */
+const QUEUEING_CORES = 2;
 /** Bytes of tar for a byte of layer: above this, a stack that becomes two groups after all is written twice. */
 const LIKELY_GAIN = 4;
 /** A tail must fit into a block behind an inode with a few attributes. */
@@ -135,6 +135,11 @@ export class Converter {
     options.signal?.addEventListener('abort', this.#onAbort);
   }
 
+  /** Starts a worker while the caller still finds out what it has to convert. */
+  warm(): void {
+    this.#pool.warm();
+  }
+
   /** Tells that `image` will be converted, so that what it shares with others is kept until then. */
   expect(image: SourceImage): void {
     for (const layer of image.layers) {
@@ -147,8 +152,8 @@ export class Converter {
 
   async convert(image: SourceImage, options: ConvertImageOptions = {}): Promise<ConvertedImage> {
     this.#singleLayer = image.layers.length === 1;
-    const uses = this.#canStack(image, options)
-      ? this.#useStack(image.layers)
+    const uses = this.#canQueue(image, options)
+      ? this.#useQueue(image.layers)
       : image.layers.map((layer, number) => this.#use(layer, number));
     try {
       return await this.#convert(uses, options);
@@ -279,30 +284,35 @@ export class Converter {
   }
 
   /**
-   * Layers on top of each other in one file that becomes the blob, so that nothing is written twice. Inflating one layer keeps
-   * one core busy and what follows another: where there are more, or a layer comes over a network, layers are better
-   * converted side by side. What dies in a lower layer makes the blob another one, written anew.
+   * Layers one after the other. Inflating one layer keeps one core busy and what follows another: where there are more, or a layer
+   * comes over a network, layers are better converted side by side.
    */
-  #canStack({ layers }: SourceImage, { cuts }: ConvertImageOptions): boolean {
-    const { collapse, collapseLimitBytes = DEFAULT_COLLAPSE_LIMIT_BYTES, compress } = this.#options;
-    if (this.#pool.size > STACKING_CORES || sha256Fallback() !== undefined || this.#profile !== undefined) return false;
-    if (layers.length < 2 || collapse === 'metadata' || compress !== undefined || (cuts?.size ?? 0) > 0) return false;
+  #canQueue({ layers }: SourceImage, { cuts }: ConvertImageOptions): boolean {
+    const { collapseLimitBytes = DEFAULT_COLLAPSE_LIMIT_BYTES, compress } = this.#options;
+    if (this.#pool.size > QUEUEING_CORES || sha256Fallback() !== undefined || this.#profile !== undefined) return false;
+    if (layers.length < 2 || compress !== undefined || (cuts?.size ?? 0) > 0) return false;
     const keys = layers.map(keyOf);
     const alone = keys.every(
       (key) => key !== undefined && !this.#spools.has(key) && (this.#expected.get(key) ?? 0) <= 1,
     );
     if (!alone || new Set(keys).size < keys.length || layers.some(({ input }) => input.kind !== 'file')) return false;
-    return LIKELY_GAIN * sum(layers.map(({ sizeBytes }) => sizeBytes ?? 0)) <= collapseLimitBytes;
+    return (
+      this.#spoolsBecomeBlobs || LIKELY_GAIN * sum(layers.map(({ sizeBytes }) => sizeBytes ?? 0)) <= collapseLimitBytes
+    );
   }
 
-  #useStack(layers: readonly SourceLayer[]): SpoolUse[] {
-    const dataPath = this.#newFile('data');
+  /**
+   * Layers that will probably be one group are stacked: their data is in one file that becomes the blob, so that nothing is written
+   * twice. What dies in a lower layer makes the blob another one, written anew.
+   */
+  #useQueue(layers: readonly SourceLayer[]): SpoolUse[] {
+    const dataPath = this.#spoolsBecomeBlobs ? undefined : this.#newFile('data');
     const reports = layers.map((layer) => this.#reporter(layer));
     for (const report of reports) report('wait');
-    const targets = layers.map((_, number) => this.#target(number, dataPath));
+    const targets = layers.map((_, number) => this.#target(number, dataPath ?? this.#newFile('data')));
     const jobs = layers.map((layer, number): SpoolJob => {
       const { label, prefix, compression, digest, sizeBytes, diffId, input } = layer;
-      if (input.kind !== 'file') throw new Error('only files are stacked');
+      if (input.kind !== 'file') throw new Error('only files are queued');
       return { ...targets[number]!, op: 'spool', label, prefix, compression, digest, sizeBytes, diffId, source: input };
     });
     const doomed = new Int32Array(new SharedArrayBuffer(4));
@@ -310,7 +320,8 @@ export class Converter {
       reports[part]!('convert', doneBytes),
     );
     running.digests.catch(() => {});
-    const stack: Stack = { digests: running.digests, doom: () => Atomics.store(doomed, 0, 1) };
+    const stack: Stack | undefined =
+      dataPath === undefined ? undefined : { digests: running.digests, doom: () => Atomics.store(doomed, 0, 1) };
     return layers.map((layer, number) => {
       const spool = running.layers[number]!.then((result) => {
         reports[number]!('done', result.blobBytes, result.blobBytes);

@@ -37,6 +37,12 @@ export const imagesvcErrors = {
     exit: 1,
     http: 409,
   },
+  CATALOG_IS_DISK: {
+    message: '{name} is a disk: what it holds are blocks, not files',
+    hint: 'make a disk of it: dsec disk create DISK --from {name}',
+    exit: 2,
+    http: 409,
+  },
   CATALOG_LAYOUT: {
     message: '{path}: {why}',
     hint: 'check that it is an OCI image layout (oci-layout, index.json, blobs/) and that it is whole',
@@ -72,6 +78,12 @@ export const imagesvcErrors = {
     hint: 'convert it first with "dsec convert"',
     exit: 3,
     http: 422,
+  },
+  CATALOG_NOT_DISK: {
+    message: '{name} is no disk, but an image of kind {kind}',
+    hint: 'images of disks are made by dsec disk snapshot --name, or pulled; dsec images shows the kind of each',
+    exit: 2,
+    http: 409,
   },
   CATALOG_NOT_FOUND: {
     message: 'no image "{name}" in {store}',

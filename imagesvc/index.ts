@@ -3,19 +3,25 @@ export {
   blobsOf,
   type ImageRow,
   type ImageSizes,
+  type InspectedDisk,
   type InspectedImage,
   type InspectedLayer,
   inspectImage,
   keepBlobs,
   listImages,
+  type NewDiskImage,
   type NewImage,
+  openAnyImage,
+  openDiskImage,
   openImage,
+  publishDiskImage,
   publishImage,
   type RemovedImage,
   removeImage,
   resolveImage,
   sizesOf,
 } from './catalog/catalog.ts';
+export { type HashedBlob, hashBlob } from './catalog/chunk-table.ts';
 export {
   type Collected,
   type CollectOptions,
@@ -27,6 +33,7 @@ export { parseConfig, readConfig } from './catalog/config.ts';
 export type { TransferOptions } from './catalog/depot.ts';
 export {
   CHUNK_BYTES,
+  type DiskParts,
   type ErofsLayer,
   type Image,
   type ImageKind,
@@ -38,6 +45,7 @@ export {
   CHUNK_DIGESTS_TYPE,
   CONFIG_TYPE,
   chunkDigestsSize,
+  DISK_LAYER_TYPE,
   EROFS_TYPE,
   MANIFEST_TYPE,
   type ManifestParts,
@@ -54,7 +62,7 @@ export {
   convertBatch,
   convertToStore,
 } from './convert/convert-to-store.ts';
-export { LAYERS } from './data-server/data-folders.ts';
+export { dataServerId, LAYERS } from './data-server/data-folders.ts';
 export {
   type DataReclaimReport,
   DataServer,
@@ -95,6 +103,7 @@ export {
 export type { LazyLayer, MountRecord } from './mount/mount-record.ts';
 export type { ReclaimReport } from './mount/mount-table.ts';
 export { type NodeFolders, nodeFolders } from './mount/node-folders.ts';
+export { PublishedProofs } from './mount/published-proofs.ts';
 export { type ExcludePattern, parseExcludePattern } from './pack-diff/exclude-pattern.ts';
 export { type LowerView, openLowerView } from './pack-diff/lower-view.ts';
 export { type PackDiffOptions, type PackedDiff, packDiff } from './pack-diff/pack-diff.ts';
@@ -117,13 +126,18 @@ export { ChunkCache, VerifiedBlob } from './reader/verified-blob.ts';
 export { type VerifyOptions, type VerifyProblem, type VerifyReport, verifyImage } from './reader/verify.ts';
 export { verifyStructure } from './reader/verify-structure.ts';
 export type { ImageService, ImageServiceOptions } from './server/app.ts';
+export type { App as HttpApp } from './server/app-types.ts';
 export {
   type ClientOptions,
   type ConvertWish,
   convertRemotely,
   ImageServiceClient,
 } from './server/client.ts';
+export { docsPage } from './server/docs-page.ts';
+export { dsecErrorOf, errorAnswer } from './server/error-answer.ts';
 export type { ConvertRequest, JobResult, JobState, JobView, PackDiffRequest } from './server/jobs/job.ts';
+export { listen as listenHttp, parseListenAddress } from './server/listen.ts';
+export { Metrics } from './server/metrics.ts';
 export { type ServeOptions, type Serving, serveImages } from './server/serve.ts';
 export { type Caller, ROLES, type Role, Tokens } from './server/tokens.ts';
 export { blobMapSvg, heatText, percent } from './stats/blob-map.ts';

@@ -7,14 +7,25 @@ const VERSION_3 = 0x20080522;
 
 export const CAPABILITY = { SYS_ADMIN: 21 } as const;
 
+/** Whether this thread has it in effect. */
+export function hasEffective(capability: number): boolean {
+  const [data, at] = [capabilities().data, capability < 32 ? 0 : 12];
+  return (data.readUInt32LE(at) & (1 << (capability & 31))) !== 0;
+}
+
 /** Gives up an effective capability of this thread; others of the process keep it. One that it has not is no error. */
 export function dropEffective(capability: number): void {
+  const { header, data } = capabilities();
+  const at = capability < 32 ? 0 : 12;
+  data.writeUInt32LE((data.readUInt32LE(at) & ~(1 << (capability & 31))) >>> 0, at);
+  syscall(CAPSET, [header, data], 'this thread');
+}
+
+function capabilities(): { header: Buffer; data: Buffer } {
   const header = Buffer.alloc(8);
   header.writeUInt32LE(VERSION_3, 0);
   // Twice effective, permitted, inheritable: for the lower and the upper 32.
   const data = Buffer.alloc(24);
   syscall(CAPGET, [header, data], 'this thread');
-  const at = capability < 32 ? 0 : 12;
-  data.writeUInt32LE((data.readUInt32LE(at) & ~(1 << (capability & 31))) >>> 0, at);
-  syscall(CAPSET, [header, data], 'this thread');
+  return { header, data };
 }

@@ -4,17 +4,7 @@
  * Looked at rather than derived from the version wherever that is possible: distributions backport, containers forbid.
  * Nothing is changed: mounts that are tried out are never attached. A look that fails makes a row that says so, no error.
  */
-import {
-  accessSync,
-  closeSync,
-  constants,
-  existsSync,
-  mkdtempSync,
-  openSync,
-  readFileSync,
-  rmSync,
-  writeFileSync,
-} from 'node:fs';
+import { closeSync, constants, existsSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { messageOf, systemCode } from '#base';
@@ -106,8 +96,6 @@ export function detect(options: DetectOptions = {}): Feature[] {
     later('AppArmor', 'confining sandboxes by profile', appArmor),
     later('core scheduling', 'keeping sandboxes off each other’s hyper-threads', coreScheduling),
     later('/dev/kvm', 'microVM and VM sandboxes', () => device('/dev/kvm')),
-    later('ublk', 'OverlayBD disks', () => device('/dev/ublk-control')),
-    later('NBD', 'OverlayBD disks without ublk', nbd),
   ];
 }
 
@@ -367,14 +355,5 @@ function coreScheduling(): Found {
     if (error.code === 'EINVAL') return [false, 'not in this kernel'];
     if (error.code === 'ENODEV') return [false, 'this processor has no hyper-threads'];
     throw error;
-  }
-}
-
-function nbd(): Found {
-  try {
-    accessSync('/dev/nbd0', constants.R_OK | constants.W_OK);
-    return [true, '/dev/nbd0'];
-  } catch (error) {
-    return [false, systemCode(error) === 'ENOENT' ? 'not loaded (modprobe nbd)' : '/dev/nbd0 needs root'];
   }
 }

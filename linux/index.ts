@@ -1,24 +1,28 @@
 export * from './capability.ts';
 export { isDeadSocket } from './dead-socket.ts';
+export { makeEpoll, unwatch, waitForTags, watchOnce } from './epoll.ts';
 export * from './errors.ts';
 export { linuxErrors } from './errors.ts';
 export { makeEventFd, raiseEventFd } from './eventfd.ts';
 export { atLeast, type DetectOptions, detect, type Feature, kernelHas } from './features.ts';
+export * as fuse from './fuse/index.ts';
+export { becomeIoFlusher } from './io-flusher.ts';
 export * from './io-uring.ts';
+export { type ModuleState, moduleState } from './kernel-module.ts';
 export type { BytePath } from './libc.ts';
 export { type BlockZstd, blockZstd, type ZstdLibrary, zstdLibrary } from './libzstd.ts';
 export * from './lock.ts';
 export * from './loop.ts';
-export { addressOf, type Mapping, mapFile, mapPages } from './memory.ts';
+export { addressOf, type Mapping, mapFile, mapPages, viewPages } from './memory.ts';
 export * from './mount.ts';
 export * from './mount-info.ts';
-export { cachedBytes, dropCached, readAhead } from './page-cache.ts';
+export { beginWriteback, cachedBytes, dropCached, readAhead } from './page-cache.ts';
 export { peerOf } from './peer.ts';
 export { takeDescriptor } from './pidfd.ts';
 export * from './pipe.ts';
 export * from './process.ts';
 export { readNow } from './read-now.ts';
-export { sendNow } from './send-now.ts';
+export { receiveNow, sendNow } from './send-now.ts';
 export {
   type BlobDigests,
   type BlobMark,

@@ -12,7 +12,10 @@ import { fail, SyscallError } from './errors.ts';
 /** What may be passed to C. Buffers are pointers to their bytes, null is NULL. */
 export type Argument = number | bigint | Buffer | null;
 
-type Native = (...args: Argument[]) => number;
+interface Native {
+  (...args: Argument[]): number;
+  async(...args: [...Argument[], (error: unknown, value: number) => void]): void;
+}
 
 interface Koffi {
   load(path: string | null): { func(name: string, result: string, args: readonly string[]): Native };
@@ -46,14 +49,18 @@ function open(): Library {
 
 const EINTR = 4;
 
-function invoke(key: string, name: string, result: string, types: readonly string[], args: Argument[]): number {
+function boundOf(key: string, name: string, result: string, types: readonly string[]): Native {
   const { handle, bound } = open();
   let native = bound.get(key);
   if (native === undefined) {
     native = handle.func(name, result, types);
     bound.set(key, native);
   }
-  return native(...args);
+  return native;
+}
+
+function invoke(key: string, name: string, result: string, types: readonly string[], args: Argument[]): number {
+  return boundOf(key, name, result, types)(...args);
 }
 
 /** A libc function. */
@@ -72,6 +79,14 @@ export function call(spec: Call, args: Argument[], path: BytePath = ''): number 
     const errno = open().koffi.errno();
     if (errno !== EINTR) throw syscallError(spec.name, errno, path);
   }
+}
+
+/** The same in a thread of the pool, for what may wait: what it returned, -1 too. */
+export function callInPool(spec: Call, args: Argument[]): Promise<number> {
+  const native = boundOf(`${spec.name}(${spec.args})`, spec.name, spec.result, spec.args);
+  return new Promise((resolve, reject) => {
+    native.async(...args, (error, value) => (error ? reject(error) : resolve(value)));
+  });
 }
 
 /** A function bound once, for paths where each call counts: the caller looks at the result and asks for errno. */

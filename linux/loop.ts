@@ -37,11 +37,13 @@ export interface LoopOptions {
   readonly directIo?: boolean;
   /** What `losetup` shows as the file when a descriptor is given. */
   readonly name?: string;
+  /** Of the device; the kernel's choice by default. */
+  readonly blockSize?: number;
 }
 
 /** Attaches `file`: its path, or an open descriptor. @throws LINUX_LOOP_UNAVAILABLE, SyscallError */
 export function attachLoop(file: string | number, options: LoopOptions = {}): LoopDevice {
-  const { readOnly = true, autoclear = true, directIo = true } = options;
+  const { readOnly = true, autoclear = true, directIo = true, blockSize = 0 } = options;
   const name = options.name ?? (typeof file === 'string' ? file : `fd ${file}`);
   const access = readOnly ? constants.O_RDONLY : constants.O_RDWR;
   const backing = typeof file === 'string' ? openSync(file, access) : file;
@@ -52,7 +54,7 @@ export function attachLoop(file: string | number, options: LoopOptions = {}): Lo
       const path = `/dev/loop${number}`;
       const fd = openDevice(path, name, access);
       try {
-        configure(fd, path, backing, name, flags);
+        configure(fd, path, backing, name, flags, blockSize);
         return device(path, number, fd);
       } catch (error) {
         closeSync(fd);
@@ -93,11 +95,12 @@ function openDevice(path: string, name: string, access: number): number {
   }
 }
 
-function configure(fd: number, path: string, backing: number, name: string, flags: number): void {
+function configure(fd: number, path: string, backing: number, name: string, flags: number, blockSize: number): void {
   // struct loop_config: fd u32, block_size u32, struct loop_info64 (232 bytes), 8 reserved u64. In loop_info64: lo_flags
   // u32 at 52, lo_file_name[64] at 56.
   const config = Buffer.alloc(8 + 232 + 64);
   config.writeUInt32LE(backing, 0);
+  config.writeUInt32LE(blockSize, 4);
   config.writeUInt32LE(flags, 8 + 52);
   config.write(name.slice(-63), 8 + 56, 63, 'utf8');
   ioctl(IOCTL_POINTER, fd, LOOP_CONFIGURE, config, path);

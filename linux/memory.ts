@@ -47,6 +47,13 @@ export function mapPages(sizeBytes: number): Mapping {
   return map(sizeBytes, -1, 0, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
 }
 
+/** Pages that another thread of this process has mapped, and unmaps when nobody looks at them any more. */
+export function viewPages(at: number, sizeBytes: number): Buffer {
+  const bytes = Buffer.from(viewOf(at, sizeBytes));
+  known.set(bytes.buffer, at - bytes.byteOffset);
+  return bytes;
+}
+
 /** A part of a file or device, shared with the kernel. @throws SyscallError */
 export function mapFile(
   fd: number,

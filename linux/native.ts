@@ -9,8 +9,11 @@ import { fileURLToPath } from 'node:url';
 import { messageOf } from '#base';
 import { openSystemLibrary } from './system-library.ts';
 
-/** A bound C function; Buffers are pointers to their bytes. */
-export type NativeCall = (...args: (number | Buffer | null)[]) => number;
+/** A bound C function; Buffers are pointers to their bytes. `async`: see LibraryFunction. */
+export interface NativeCall {
+  (...args: (number | Buffer | null)[]): number;
+  async(...args: unknown[]): void;
+}
 
 export interface NativeLibrary {
   /** @param prototype as in C */

@@ -9,6 +9,8 @@ import { type NativeCall, nativeLibrary } from './native.ts';
 /** A digest of bytes that come piece by piece. */
 export interface Sha256 {
   update(bytes: Buffer): void;
+  /** On another thread where it is native: until it is done, `bytes` stay as they are and nothing else is asked of this. */
+  updateAside(bytes: Buffer): Promise<void>;
   /** Once, at the end. */
   digest(): Buffer;
 }
@@ -135,6 +137,14 @@ class NativeSha256 implements Sha256 {
     this.functions.update(this.state, bytes, bytes.length);
   }
 
+  updateAside(bytes: Buffer): Promise<void> {
+    return new Promise((resolve, reject) => {
+      this.functions.update.async(this.state, bytes, bytes.length, (error: unknown) =>
+        error ? reject(error) : resolve(),
+      );
+    });
+  }
+
   digest(): Buffer {
     const out = Buffer.alloc(DIGEST_BYTES);
     this.functions.end(this.state, out);
@@ -206,6 +216,10 @@ class NodeSha256 implements Sha256 {
   readonly #hash = createHash('sha256');
 
   update(bytes: Buffer): void {
+    this.#hash.update(bytes);
+  }
+
+  async updateAside(bytes: Buffer): Promise<void> {
     this.#hash.update(bytes);
   }
 

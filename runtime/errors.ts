@@ -32,6 +32,25 @@ export const runtimeErrors = {
     exit: 2,
     http: 400,
   },
+  RUNTIME_EXEC_NOT_FOUND: {
+    message: 'sandbox {name} has no command {id}',
+    hint: 'list them with `dsec sandbox logs {name}`; of those that have ended the last ones are kept',
+    exit: 4,
+    http: 404,
+  },
+  RUNTIME_FILE: {
+    message: '{path}: {reason}',
+    hint: "the path is the sandbox's; look with: dsec sandbox exec NAME -- ls",
+    exit: 1,
+    http: 409,
+  },
+  RUNTIME_KEEPER_GONE: {
+    message: 'the keeper of the sandboxes that stay has gone: {reason}',
+    hint: 'its sandboxes ended with it; `dsec serve runtime` starts another one',
+    retryable: true,
+    exit: 1,
+    http: 503,
+  },
   RUNTIME_LAUNCHER_GONE: {
     message: 'the launcher of the sandbox has gone: {reason}; what became of the command is not known',
     hint: 'run it again; what is left of this one is removed by the next command',
@@ -93,6 +112,12 @@ export const runtimeErrors = {
     exit: 1,
     http: 409,
   },
+  RUNTIME_SANDBOX_GONE: {
+    message: 'sandbox {name} has ended: {reason}',
+    hint: 'create another one; what this one changed is there until `dsec sandbox rm {name}`',
+    exit: 1,
+    http: 410,
+  },
   RUNTIME_SANDBOX_NAME: {
     message: 'sandbox name "{name}": {problem}',
     hint: 'use 1 to 63 lowercase letters, digits, "-", "_" and ".", beginning with a letter or digit',
@@ -125,6 +150,19 @@ export const runtimeErrors = {
     exit: 1,
     http: 504,
   },
+  RUNTIME_SHELL_EXPECT: {
+    message: 'the shell did not write {pattern} within {ms} ms',
+    hint: 'look at what it wrote instead, in the output of the session',
+    retryable: true,
+    exit: 1,
+    http: 504,
+  },
+  RUNTIME_SHELL_LOST: {
+    message: 'the shell session is lost: {reason}',
+    hint: 'open another one; the sandbox goes on',
+    exit: 1,
+    http: 410,
+  },
   RUNTIME_START_FAILED: {
     message: '{runtime} could not start the sandbox: {reason}',
     hint: '`dsec doctor` says what this machine lacks',
@@ -137,6 +175,12 @@ export const runtimeErrors = {
     retryable: true,
     exit: 1,
     http: 500,
+  },
+  RUNTIME_UNSUPPORTED: {
+    message: 'backend {backend} cannot do this: it has no {capability}',
+    hint: 'use another backend; `dsec doctor` says what this machine has',
+    exit: 5,
+    http: 501,
   },
   RUNTIME_USER: {
     message: 'user {user}: {problem}',

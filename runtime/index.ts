@@ -13,6 +13,9 @@ export { cgroupsAreHybrid, findOciRuntime, type OciRuntimeChoice, openOciBackend
 export { OWN_BACKEND, openOwnBackend } from './backend/own-backend.ts';
 export { type Composition, composeLayers, LAYER_LIMIT } from './compose/compose-layers.ts';
 export { runtimeErrors } from './errors.ts';
+export type { CreateOptions } from './node/create-sandbox.ts';
+export type { ResidentSandbox } from './node/resident-sandbox.ts';
+export { type NodeOptions, SandboxNode } from './node/sandbox-node.ts';
 export {
   type Caller,
   type PipedStdio,
@@ -20,7 +23,7 @@ export {
   type RunResult,
   runContainer,
 } from './sandbox/run-container.ts';
-export type { ImageReference, SandboxRecord } from './sandbox/sandbox-record.ts';
+export type { ImageReference, ResidentFacts, SandboxRecord } from './sandbox/sandbox-record.ts';
 export {
   type KeptSandbox,
   listSandboxes,
@@ -37,6 +40,11 @@ export {
   type StopResult,
   stopSandbox,
 } from './sandbox/stop-sandbox.ts';
+export { type Capability, isUnsupported } from './sandbox-api/capabilities.ts';
+export type { ExecHandle, ExecResult, ExecSpec, OutputFrom, OutputPart } from './sandbox-api/exec.ts';
+export type { FileEntry, FileStatus, SandboxFiles } from './sandbox-api/files.ts';
+export type { EndReason, Sandbox, SandboxEnd } from './sandbox-api/sandbox.ts';
+export type { ShellOptions, ShellResult, ShellSession } from './sandbox-api/shell.ts';
 export type { Greeting } from './service/greeting.ts';
 export { type ResidentLauncher, type ServiceClient, startResidentLauncher } from './service/resident-launcher.ts';
 export { reclaimTraces } from './trace/trace-node.ts';

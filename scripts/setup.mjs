@@ -4,6 +4,7 @@
  *
  *     node scripts/setup.mjs          what `npm start` needs
  *     node scripts/setup.mjs test     what `npm test` needs as well
+ *     node scripts/setup.mjs lab      and what the kernel lab needs (bench/lab/)
  */
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -24,13 +25,16 @@ const toolsFolder = join(homedir(), '.cache/dsec/tools');
 /** Building one may take minutes on a small machine; it must not take for ever. */
 const GO_TIMEOUT_MS = 15 * 60_000;
 
+/** Each needs what those before it need. @typedef {'start' | 'test' | 'lab'} Purpose */
+const PURPOSES = /** @type {const} */ (['start', 'test', 'lab']);
+
 /**
  * @typedef {object} Tool
  * @property {string} package apt package, or a name for what is built with `go`.
  * @property {string} [go] Not in apt: a Go package to build into ~/.cache/dsec/tools, where Go is.
  * @property {readonly string[]} probe Any of these: a command on the PATH, or with a slash a file (`*` for anything but a slash).
  * @property {string} why
- * @property {'start' | 'test'} neededFor
+ * @property {Purpose} neededFor
  * @property {boolean} [optional] Works without it, only slower or less.
  */
 
@@ -81,6 +85,14 @@ export const tools = [
     neededFor: 'test',
     optional: true,
   },
+  ...[
+    { package: 'qemu-system-x86', probe: ['qemu-system-x86_64'] },
+    { package: 'cpio', probe: ['cpio'] },
+    { package: 'xz-utils', probe: ['xz'] },
+    { package: 'kmod', probe: ['depmod'] },
+    { package: 'e2fsprogs', probe: ['mkfs.ext4'] },
+    { package: 'nbd-client', probe: ['nbd-client'] },
+  ].map((tool) => ({ ...tool, why: 'the kernel lab', neededFor: /** @type {const} */ ('lab'), optional: true })),
 ];
 
 /** What must be at hand when everything is: `fail` ends the process with one clear message. @param {string} message @returns {never} */
@@ -95,7 +107,7 @@ function say(text) {
 }
 
 /**
- * @param {'start' | 'test'} purpose
+ * @param {Purpose} purpose
  * @returns {{ missing: Tool[] }} Tools that could not be installed.
  */
 export function setup(purpose) {
@@ -172,11 +184,13 @@ function npm(command) {
 }
 
 /**
- * @param {'start' | 'test'} purpose
+ * @param {Purpose} purpose
  * @returns {Tool[]}
  */
 export function missingTools(purpose) {
-  return tools.filter((tool) => (purpose === 'test' || tool.neededFor === 'start') && !tool.probe.some(present));
+  return tools.filter(
+    (tool) => PURPOSES.indexOf(tool.neededFor) <= PURPOSES.indexOf(purpose) && !tool.probe.some(present),
+  );
 }
 
 /** @param {string} probe */
@@ -207,7 +221,7 @@ function executable(path) {
 }
 
 /**
- * @param {'start' | 'test'} purpose
+ * @param {Purpose} purpose
  * @returns {Tool[]}
  */
 function installTools(purpose) {
@@ -236,7 +250,7 @@ function build(tool) {
 }
 
 /**
- * @param {'start' | 'test'} purpose
+ * @param {Purpose} purpose
  * @returns {Tool[]}
  */
 function installFromApt(purpose) {
@@ -292,6 +306,6 @@ function readOrEmpty(path) {
 }
 
 if (argv[1] === fileURLToPath(import.meta.url)) {
-  const { missing } = setup(argv[2] === 'test' ? 'test' : 'start');
+  const { missing } = setup(PURPOSES.find((purpose) => purpose === argv[2]) ?? 'start');
   exit(missing.every((tool) => tool.optional) ? 0 : 1);
 }

@@ -1,7 +1,7 @@
 /**
  * `npm test [-- vitest arguments]`: sets up, checks types, lint and layering, runs every test, then the image cases, then looks
  * for what the run left behind. The last line is `N passed, N failed`. With arguments (a part of the tests) the image cases
- * are left out.
+ * are left out. With CI=1 the tests of the kernel lab run too, where there can be one (`npm run test:lab`).
  *
  * The run has a temporary folder, store and node state of its own, so that it neither meets nor disturbs an installation.
  */
@@ -21,9 +21,10 @@ const MOUNTABLE = new Set([0xef53, 0x58465342, 0x9123683e]);
 const SETTLE_MS = 3000;
 
 const vitestArguments = argv.slice(2);
+const inCi = env.CI !== undefined && env.CI !== '' && vitestArguments.length === 0;
 const totals = { passed: 0, failed: 0, skipped: 0 };
 
-setup('test');
+setup(inCi ? 'lab' : 'test');
 
 const { folder, mountable } = workFolder();
 const temporary = join(folder, 'tmp');
@@ -65,6 +66,11 @@ try {
   if (vitestArguments.length === 0) {
     title('image cases');
     await imageCases();
+  }
+
+  if (inCi) {
+    title('kernel lab');
+    await labTests();
   }
 
   title('leftovers');
@@ -199,6 +205,19 @@ async function imageCases() {
   );
   totals.passed += sums?.[0] ?? 0;
   totals.failed += status !== 0 ? Math.max(1, sums?.[1] ?? 0) : 0;
+}
+
+/** Says itself why it does not run. */
+async function labTests() {
+  /** @type {[number, number, number] | undefined} */
+  let sums;
+  const { status } = await run(execPath, [join(root, 'scripts/test-lab.mjs')], (line) => {
+    const match = /^lab: (\d+) passed, (\d+) failed, (\d+) skipped$/.exec(line);
+    if (match !== null) sums = [Number(match[1]), Number(match[2]), Number(match[3])];
+  });
+  totals.passed += sums?.[0] ?? 0;
+  totals.failed += status !== 0 ? Math.max(1, sums?.[1] ?? 0) : 0;
+  totals.skipped += sums?.[2] ?? 0;
 }
 
 /** What is left once everything that is ending has ended. */

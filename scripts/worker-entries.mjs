@@ -9,6 +9,8 @@
 export const workerEntries = {
   'data-server-process': 'imagesvc/data-server/server-process.ts',
   'data-supervisor': 'imagesvc/data-server/supervisor-process.ts',
+  'file-device': 'ublk-daemon/target/file/device-process.ts',
+  'file-watch': 'ublk-daemon/target/file/watch-worker.ts',
   'layer-server-process': 'imagesvc/layer-server/layer-server-process.ts',
   'layer-server-worker': 'imagesvc/layer-server/layer-worker.ts',
   'layer-worker': 'converter/layer/layer-worker.ts',

@@ -5,7 +5,7 @@
  * no turn of the event loop, and with a promise otherwise. `readNow` does the first half: false where it would have to wait, and
  * nothing is begun then.
  */
-import { type FileHandle, open } from 'node:fs/promises';
+import { constants, type FileHandle, open } from 'node:fs/promises';
 import { readNow } from '#linux';
 import { fail } from './errors.ts';
 
@@ -14,7 +14,20 @@ export interface ByteSource {
   readonly sizeBytes: number;
   read(into: Buffer, offset: number): Promise<void> | undefined;
   readNow(into: Buffer, offset: number): boolean;
+  /** Room for what is decoded of this source's bytes, under the bound of whoever keeps the bytes themselves in memory. */
+  blockMemory?(): BlockMemory;
   close(): Promise<void>;
+}
+
+/** Decoded blocks by their number. What was put may be gone at any time. */
+export interface BlockMemory {
+  get(block: number): Buffer | undefined;
+  put(block: number, bytes: Buffer): void;
+}
+
+/** For a source that is asked for more than it has. */
+export function shortRead({ name }: Pick<ByteSource, 'name'>, into: Buffer, offset: number): Error {
+  return fail('DISK_SHORT_READ', { file: name, offset, length: into.length });
 }
 
 export async function readBytes(source: ByteSource, offset: number, length: number): Promise<Buffer> {
@@ -40,7 +53,8 @@ export class FileSource implements ByteSource {
   }
 
   static async open(path: string): Promise<FileSource> {
-    const file = await open(path, 'r');
+    // A pipe of that name must not wait for its other end.
+    const file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
     try {
       const facts = await file.stat();
       if (!facts.isFile()) throw fail('DISK_NOT_A_FILE', { path });
@@ -70,7 +84,7 @@ export class FileSource implements ByteSource {
   private async readSlowly(into: Buffer, offset: number, begun: number): Promise<void> {
     for (let done = begun; done < into.length; ) {
       const { bytesRead } = await this.file.read(into, done, into.length - done, offset + done);
-      if (bytesRead === 0) throw fail('DISK_SHORT_READ', { file: this.name, offset, length: into.length });
+      if (bytesRead === 0) throw shortRead(this, into, offset);
       done += bytesRead;
     }
   }
@@ -96,7 +110,7 @@ export class MemorySource implements ByteSource {
 
   read(into: Buffer, offset: number): undefined {
     if (offset + into.length > this.bytes.length) {
-      throw fail('DISK_SHORT_READ', { file: this.name, offset, length: into.length });
+      throw shortRead(this, into, offset);
     }
     this.bytes.copy(into, 0, offset, offset + into.length);
     return undefined;
@@ -114,6 +128,7 @@ export class MemorySource implements ByteSource {
 export class PartSource implements ByteSource {
   readonly name: string;
   readonly sizeBytes: number;
+  readonly blockMemory?: () => BlockMemory;
   private readonly whole: ByteSource;
   private readonly start: number;
 
@@ -122,6 +137,7 @@ export class PartSource implements ByteSource {
     this.whole = whole;
     this.start = start;
     this.sizeBytes = sizeBytes;
+    if (whole.blockMemory !== undefined) this.blockMemory = () => whole.blockMemory!();
   }
 
   read(into: Buffer, offset: number): Promise<void> | undefined {
@@ -136,7 +152,7 @@ export class PartSource implements ByteSource {
 
   private checkRange(into: Buffer, offset: number): void {
     if (offset + into.length <= this.sizeBytes) return;
-    throw fail('DISK_SHORT_READ', { file: this.name, offset, length: into.length });
+    throw shortRead(this, into, offset);
   }
 
   close(): Promise<void> {

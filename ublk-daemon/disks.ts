@@ -7,23 +7,31 @@ import { existsSync } from 'node:fs';
 import { link, mkdir, mkdtemp, open, readdir, rm, stat } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
-import { systemCode } from '#base';
+import { failPoint, systemCode } from '#base';
 import { dataRuns, withLock } from '#linux';
-import { lowerFiles, readDiskConfig } from './config/config-v1.ts';
+import { type DiskConfig, type LowerConfig, lowerPlaces, readDiskConfig } from './config/config-v1.ts';
 import {
   createDisk,
+  type DiskFacts,
   diskFacts,
+  type ImageFacts,
   type NamedSnapshot,
+  nextLayerFile,
   type OpenDisk,
+  type OpenDiskOptions,
   openDisk,
   readConfig,
   relocateDisk,
+  removeStrays,
+  replaceConfig,
   type UpperMode,
 } from './disk-folder.ts';
 import { fail } from './errors.ts';
 import { writeAll } from './layer/byte-sink.ts';
 import { syncFolder } from './layer/commit.ts';
+import { mergeLayers } from './layer/merge-layers.ts';
 import { openStack } from './layer/stack.ts';
+import { type LayerPlace, type StoreLayer, storeLayerOf } from './layer/store-layer.ts';
 import { SECTOR } from './lsmt/header.ts';
 import type { StackedDisk } from './stacked-disk.ts';
 import { readHeader } from './writable/log-upper.ts';
@@ -42,6 +50,13 @@ export interface DiskSummary {
   /** What the disk's own files take. */
   readonly diskBytes: number;
   readonly snapshots: readonly NamedSnapshot[];
+  /** The image that it was made of. */
+  readonly image?: ImageFacts;
+}
+
+export interface NamedDiskOptions extends OpenDiskOptions {
+  /** The folder of all disks. */
+  readonly root?: string;
 }
 
 /** Where the disks are: $DSEC_STATE/disks. */
@@ -61,14 +76,18 @@ export type DiskOrigin =
   | { readonly kind: 'config'; readonly path: string }
   | { readonly kind: 'raw'; readonly path: string }
   | { readonly kind: 'qcow2'; readonly path: string }
+  /** Layers, bottom first: of an image mostly. */
+  | { readonly kind: 'layers'; readonly lowers: readonly LayerPlace[]; readonly image?: ImageFacts }
   /** A new ext4 file system, with what a folder has where one is named. */
   | { readonly kind: 'ext4'; readonly folder?: string };
 
-export async function createNamedDisk(
-  name: string,
-  options: { readonly sizeBytes?: number; readonly origin?: DiskOrigin; readonly mode?: UpperMode },
-  root = disksFolder(),
-): Promise<void> {
+export interface CreateNamedOptions extends OpenDiskOptions {
+  readonly sizeBytes?: number;
+  readonly origin?: DiskOrigin;
+  readonly mode?: UpperMode;
+}
+
+export async function createNamedDisk(name: string, options: CreateNamedOptions, root = disksFolder()): Promise<void> {
   const folder = diskFolder(name, root);
   const refuseTwin = () => {
     if (existsSync(join(folder, CONFIG))) throw fail('DISK_EXISTS', { folder });
@@ -79,13 +98,14 @@ export async function createNamedDisk(
   const work = await mkdtemp(join(root, `.new-${process.pid}-`));
   try {
     const made = join(work, 'disk');
-    const { origin, mode = 'log' } = options;
-    if (origin?.kind === 'config') {
-      const at = dirname(resolve(origin.path));
-      const lowers = lowerFiles(await readDiskConfig(origin.path), at, existsSync);
-      const stack = await openStack(lowers);
+    const { origin, mode = 'log', openStoreLayer } = options;
+    if (origin?.kind === 'config' || origin?.kind === 'layers') {
+      const lowers = origin.kind === 'layers' ? origin.lowers : await lowersOf(origin.path);
+      const image = origin.kind === 'layers' ? origin.image : undefined;
+      const stack = await openStack(lowers, undefined, openStoreLayer);
       await stack.close();
-      await createDisk(made, { sizeBytes: options.sizeBytes ?? stack.virtualSize, lowers, mode });
+      const sizeBytes = options.sizeBytes ?? stack.virtualSize;
+      await createDisk(made, { sizeBytes, lowers, mode, image, openStoreLayer });
     } else {
       const raw = await rawOf(origin, options.sizeBytes, work);
       await createDisk(made, { sizeBytes: raw.sizeBytes, mode });
@@ -100,6 +120,10 @@ export async function createNamedDisk(
   } finally {
     await rm(work, { recursive: true, force: true });
   }
+}
+
+async function lowersOf(configPath: string): Promise<LayerPlace[]> {
+  return lowerPlaces(await readDiskConfig(configPath), dirname(resolve(configPath)), existsSync);
 }
 
 /** What processes that died while they made a disk have left. */
@@ -121,7 +145,12 @@ function isAlive(pid: number): boolean {
 }
 
 /** A new disk of a snapshot of another one. */
-export async function restoreDisk(from: string, snapshot: string, name: string, root = disksFolder()): Promise<void> {
+export async function restoreDisk(
+  from: string,
+  snapshot: string,
+  name: string,
+  { root = disksFolder(), openStoreLayer }: NamedDiskOptions = {},
+): Promise<void> {
   const folder = diskFolder(name, root);
   await withLock(join(root, LOCK), async () => {
     if (existsSync(join(folder, CONFIG))) throw fail('DISK_EXISTS', { folder });
@@ -129,10 +158,10 @@ export async function restoreDisk(from: string, snapshot: string, name: string, 
     const config = await readConfig(source);
     const found = diskFacts(config).snapshots.find((one) => one.name === snapshot);
     if (found === undefined) throw fail('DISK_SNAPSHOT_MISSING', { name: from, snapshot });
-    const lowers = lowerFiles(config, source, existsSync).slice(0, found.layers);
-    const stack = await openStack(lowers);
+    const lowers = lowerPlaces(config, source, existsSync).slice(0, found.layers);
+    const stack = await openStack(lowers, undefined, openStoreLayer);
     await stack.close();
-    await createDisk(folder, { sizeBytes: stack.virtualSize, lowers });
+    await createDisk(folder, { sizeBytes: stack.virtualSize, lowers, openStoreLayer });
   });
 }
 
@@ -142,12 +171,14 @@ export async function listDisks(root = disksFolder()): Promise<DiskSummary[]> {
     const folder = join(root, name);
     const config = await readConfig(folder);
     const top = config.upper?.data ?? config.lowers.at(-1)?.file;
+    const { snapshots, image } = diskFacts(config);
     disks.push({
       name,
       sizeBytes: top === undefined ? 0 : await virtualSizeOf(resolve(folder, top)),
       layers: config.lowers.length + (config.upper === undefined ? 0 : 1),
       diskBytes: await folderBytes(folder),
-      snapshots: diskFacts(config).snapshots,
+      snapshots,
+      ...(image === undefined ? {} : { image }),
     });
   }
   return disks;
@@ -158,13 +189,7 @@ export async function removeDisk(name: string, root = disksFolder()): Promise<vo
   const folder = diskFolder(name, root);
   await withLock(join(root, LOCK), async () => {
     await readConfig(folder);
-    const others: string[] = [];
-    for (const other of await diskNames(root)) {
-      if (other === name) continue;
-      const config = await readConfig(join(root, other));
-      if (config.lowers.some(({ file }) => file?.startsWith(`${folder}/`))) others.push(other);
-    }
-    if (others.length > 0) throw fail('DISK_IN_USE', { name, others: others.join(', ') });
+    await refuseShared(root, name, (file) => file.startsWith(`${folder}/`));
     // Nobody writes to it while it goes; one that does not even open goes too.
     const opened = await openDisk(folder).catch((error) => {
       if (error.code === 'DISK_BUSY') throw error;
@@ -181,17 +206,118 @@ export async function removeDisk(name: string, root = disksFolder()): Promise<vo
   });
 }
 
-export async function openNamedDisk(name: string, root = disksFolder()): Promise<OpenDisk> {
-  return openDisk(diskFolder(name, root));
+/** Whether another disk lies on such a file of this one. @throws DISK_IN_USE */
+async function refuseShared(root: string, name: string, isWanted: (file: string) => boolean): Promise<void> {
+  const others: string[] = [];
+  for (const other of await diskNames(root)) {
+    if (other === name) continue;
+    const config = await readConfig(join(root, other));
+    if (config.lowers.some(({ file }) => file !== undefined && isWanted(file))) others.push(other);
+  }
+  if (others.length > 0) throw fail('DISK_IN_USE', { name, others: others.join(', ') });
+}
+
+export interface MergedDisk {
+  readonly layersBefore: number;
+  readonly layersAfter: number;
+}
+
+/**
+ * Makes fewer layers of a disk that nobody uses: those between two of its snapshots become one, and with `dropSnapshots` all that it has
+ * of its own. What it was made of stays shared, but with `whole`, which makes it depend on nothing else.
+ * @throws DISK_IN_USE where another disk lies on one of the layers, DISK_BUSY
+ */
+export async function mergeDisk(
+  name: string,
+  options: NamedDiskOptions & { readonly dropSnapshots?: boolean; readonly whole?: boolean } = {},
+): Promise<MergedDisk> {
+  const { root = disksFolder(), openStoreLayer, dropSnapshots = false, whole = false } = options;
+  const folder = diskFolder(name, root);
+  // Open, nobody else changes its layers.
+  const opened = await openDisk(folder, { openStoreLayer });
+  try {
+    const config = await readConfig(folder);
+    const facts = diskFacts(config);
+    const first = whole ? 0 : facts.baseLayers;
+    const kept = dropSnapshots ? [] : facts.snapshots;
+    const cuts = [...new Set([first, ...kept.map(({ layers }) => layers), config.lowers.length])].filter(
+      (cut) => cut >= first,
+    );
+    cuts.sort((a, b) => a - b);
+    const runs = cuts.slice(1).map((end, at) => ({ start: cuts[at]!, end }));
+    const gone = new Set(
+      runs.flatMap(({ start, end }) => (end - start > 1 ? filesOf(config, folder, start, end) : [])),
+    );
+    await refuseShared(root, name, (file) => gone.has(file));
+    const places = lowerPlaces(config, folder, existsSync);
+    const lowers: LowerConfig[] = config.lowers.slice(0, first);
+    const placeAfter = new Map<number, number>([[first, first]]);
+    for (const { start, end } of runs) {
+      if (end - start > 1 || (whole && !isOwn(places[start]!, folder))) {
+        const file = await nextLayerFile(folder);
+        await mergeLayers(places.slice(start, end), file, { openStoreLayer });
+        lowers.push({ file });
+      } else lowers.push(...config.lowers.slice(start, end));
+      placeAfter.set(end, lowers.length);
+    }
+    const { image, ...own } = facts;
+    const next: DiskFacts = {
+      ...(whole || image === undefined ? own : facts),
+      baseLayers: whole ? 0 : facts.baseLayers,
+      snapshots: kept.map((one) => ({ ...one, layers: placeAfter.get(one.layers) ?? one.layers })),
+    };
+    failPoint('disk-merge-written');
+    await withLock(join(root, LOCK), async () => {
+      await refuseShared(root, name, (file) => gone.has(file));
+      await replaceConfig(join(folder, CONFIG), { ...config, lowers, dsec: next });
+      await syncFolder(folder);
+    });
+    return { layersBefore: config.lowers.length, layersAfter: lowers.length };
+  } finally {
+    await opened.disk.close();
+    // What is not named any more, or was not to be named after all.
+    await removeStrays(folder, await readConfig(folder)).catch(() => {});
+  }
+}
+
+/** Files of the folder's own among lowers `start` to `end`. */
+function filesOf({ lowers }: DiskConfig, folder: string, start: number, end: number): string[] {
+  return lowers
+    .slice(start, end)
+    .flatMap(({ file }) => (file === undefined ? [] : [resolve(folder, file)]))
+    .filter((file) => isOwn(file, folder));
+}
+
+function isOwn(place: LayerPlace, folder: string): boolean {
+  return typeof place === 'string' && dirname(place) === resolve(folder);
+}
+
+/** What the disks of this node read out of stores: no collection may take it. */
+export async function layersInStores(root = disksFolder()): Promise<{ disk: string; layers: StoreLayer[] }[]> {
+  const found: { disk: string; layers: StoreLayer[] }[] = [];
+  for (const disk of await diskNames(root)) {
+    const { lowers } = await readConfig(join(root, disk));
+    const layers = lowers.flatMap((lower) => storeLayerOf(lower) ?? []);
+    if (layers.length > 0) found.push({ disk, layers });
+  }
+  return found;
+}
+
+export async function openNamedDisk(
+  name: string,
+  { root = disksFolder(), ...options }: NamedDiskOptions = {},
+): Promise<OpenDisk> {
+  return openDisk(diskFolder(name, root), options);
 }
 
 /** A sparse raw file of what the disk holds. It appears when it is whole. */
-export async function exportRaw(disk: StackedDisk, path: string): Promise<void> {
+export async function exportRaw(disk: StackedDisk, path: string, signal?: AbortSignal): Promise<void> {
   const file = await open(path, 'wx', 0o600);
   try {
     await file.truncate(disk.sizeBytes);
     for (const [start, end] of disk.dataRuns(0, disk.sizeBytes / SECTOR)) {
       for (let at = start * SECTOR; at < end * SECTOR; at += COPY_BYTES) {
+        signal?.throwIfAborted();
         const bytes = await disk.read(at, Math.min(COPY_BYTES, end * SECTOR - at));
         await writeAll(file, bytes, at);
       }
@@ -205,11 +331,11 @@ export async function exportRaw(disk: StackedDisk, path: string): Promise<void> 
   }
 }
 
-export async function exportQcow2(disk: StackedDisk, path: string): Promise<void> {
+export async function exportQcow2(disk: StackedDisk, path: string, signal?: AbortSignal): Promise<void> {
   const raw = `${path}.raw-${process.pid}`;
   const part = `${path}.part-${process.pid}`;
   try {
-    await exportRaw(disk, raw);
+    await exportRaw(disk, raw, signal);
     await runTool('qemu-img', 'qemu-utils', ['convert', '-f', 'raw', '-O', 'qcow2', raw, part]);
     // Unlike a rename it does not replace a file.
     await link(part, path);
@@ -220,7 +346,7 @@ export async function exportQcow2(disk: StackedDisk, path: string): Promise<void
 }
 
 async function rawOf(
-  origin: Exclude<DiskOrigin, { kind: 'config' }> | undefined,
+  origin: Exclude<DiskOrigin, { kind: 'config' | 'layers' }> | undefined,
   wanted: number | undefined,
   work: string,
 ): Promise<{ path?: string; sizeBytes: number }> {

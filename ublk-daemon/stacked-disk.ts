@@ -31,14 +31,16 @@ export interface SealedUpper {
 }
 
 export class StackedDisk implements BlockTarget, Immediate, Extents {
-  readonly sizeBytes: number;
   readonly blockSize = 512;
+  private size: number;
   private lowerIndex: SegmentIndex;
   private lowerSources: readonly ByteSource[];
   private readonly lowers: LayerStack;
   private upper: Upper | undefined;
   /** Uppers that `snapshot` has sealed: lower layers since then. */
   private readonly sealed: Upper[] = [];
+  /** Of each lower layer, bottom first. */
+  private readonly layers: { readonly index: SegmentIndex; readonly uuid: string }[];
   private readonly upperPieces = new Pieces();
   private readonly lowerPieces = new Pieces();
   /** What `close` waits for. */
@@ -61,8 +63,13 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
     this.lowers = lowers;
     this.lowerIndex = lowers.index;
     this.lowerSources = lowers.sources;
+    this.layers = lowers.layers.map(({ index, trailer }) => ({ index, uuid: trailer.uuid }));
     this.upper = upper;
-    this.sizeBytes = upper?.virtualSize ?? lowers.virtualSize;
+    this.size = upper?.virtualSize ?? lowers.virtualSize;
+  }
+
+  get sizeBytes(): number {
+    return this.size;
   }
 
   get readOnly(): boolean {
@@ -186,8 +193,14 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
   /**
    * Seals the upper and puts `makeUpper()` on top. Writes wait from the last flush until `publish` is done; reads go on.
    * @param publish makes the new order of layers durable: called when the sealed one is on the disk. If it fails, all is as before.
+   * @param sizeBytes of the disk from then on; what lay beyond a smaller size is zeros in the sealed layer, so that it stays gone
+   *   when the disk grows again
    */
-  async snapshot(makeUpper: MakeUpper, publish: (sealed: SealedUpper) => Promise<void>): Promise<SealedUpper> {
+  async snapshot(
+    makeUpper: MakeUpper,
+    publish: (sealed: SealedUpper) => Promise<void>,
+    sizeBytes = this.sizeBytes,
+  ): Promise<SealedUpper> {
     this.checkOpen();
     const old = this.upper;
     if (old === undefined) throw new TargetError('TARGET_READ_ONLY');
@@ -196,13 +209,14 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
       throw fail('DISK_TOO_MANY_LAYERS', { count: this.lowerSources.length + 1, most: MAX_LAYERS });
     }
     this.snapshotting = true;
-    return this.work(this.sealAndRestack(old, makeUpper, publish));
+    return this.work(this.sealAndRestack(old, makeUpper, publish, sizeBytes));
   }
 
   private async sealAndRestack(
     old: Upper,
     makeUpper: MakeUpper,
     publish: (sealed: SealedUpper) => Promise<void>,
+    sizeBytes: number,
   ): Promise<SealedUpper> {
     let open = () => {};
     const gate = new Promise<void>((resolve) => {
@@ -211,13 +225,18 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
     let fresh: Upper | undefined;
     try {
       // What can be done before writes have to wait: most of what is not on the disk yet goes there, and the next layer is made.
-      const making = makeUpper({ virtualSize: this.sizeBytes, parentUuid: old.uuid });
+      const making = makeUpper({ virtualSize: sizeBytes, parentUuid: old.uuid });
       const flushed = await Promise.allSettled([old.flush(), making]);
       fresh = await making;
       if (flushed[0].status === 'rejected') throw flushed[0].reason;
       this.gate = gate;
       await Promise.allSettled([...this.writing]);
       const sealed = { path: old.dataPath, uuid: old.uuid };
+      if (sizeBytes < this.size) {
+        for (const [start, end] of this.dataRuns(sizeBytes / SECTOR, this.size / SECTOR)) {
+          await old.zero(start, end, this.below);
+        }
+      }
       await old.seal();
       try {
         await publish(sealed);
@@ -226,7 +245,10 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
         throw error;
       }
       const number = this.lowerSources.length;
-      this.lowerIndex = mergeIndexes([this.lowerIndex, old.freeze(number)]);
+      const index = old.freeze(number);
+      this.lowerIndex = clipIndex(mergeIndexes([this.lowerIndex, index]), sizeBytes / SECTOR);
+      this.size = sizeBytes;
+      this.layers.push({ index, uuid: old.uuid });
       this.lowerSources = [...this.lowerSources, old.source];
       this.sealed.push(old);
       this.upper = fresh;
@@ -241,27 +263,65 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
   }
 
   /**
-   * What was written above the first `layers` lowers, as one layer: an increment of them. 0: the whole disk. Of a disk that has made no
-   * snapshot since it was opened.
+   * What was written above the first `layers` lowers, as one layer: an increment of them. 0: the whole disk. As of the moment when
+   * what was answered before has been flushed: writes go on meanwhile, and are not in it.
+   * @throws DISK_SPARSE_UNSUPPORTED where writes happen in place, unless nobody writes (`quiet`)
    */
   async commitAbove(
     layers: number,
     path: string,
-    options: Omit<CommitOptions, 'virtualSize'>,
+    options: Omit<CommitOptions, 'virtualSize'> & { readonly quiet?: boolean },
   ): Promise<CommittedLayer> {
-    this.checkOpen();
+    const { quiet = true, ...identity } = options;
+    this.checkFrozen(quiet);
     await this.flush();
-    const sealed = this.lowers.layers.slice(layers);
-    const above = [
-      ...sealed.map(({ index }) => index),
-      ...(this.upper === undefined ? [] : [this.upper.freeze(this.lowers.layers.length)]),
-    ];
-    const sources = [...this.lowers.sources, ...(this.upper === undefined ? [] : [this.upper.source])];
-    const index = clipIndex(mergeIndexes(above), this.sizeBytes / SECTOR);
-    const parentUuid = this.lowers.layers[layers - 1]?.trailer.uuid;
-    const done = commitLayer(path, index, sources, { parentUuid, ...options, virtualSize: this.sizeBytes });
+    const { index, sources } = this.freezeAbove(layers);
+    const parentUuid = this.layers[layers - 1]?.uuid;
+    const done = commitLayer(path, index, sources, { parentUuid, ...identity, virtualSize: this.sizeBytes });
     this.upper?.track(done);
     return this.work(done);
+  }
+
+  /**
+   * What the disk holds now, read-only, whatever is written from now on. Compaction and `close` wait until it is closed.
+   * @throws DISK_SPARSE_UNSUPPORTED where writes happen in place, unless nobody writes (`quiet`)
+   */
+  frozen({ quiet = false } = {}): StackedDisk {
+    this.checkFrozen(quiet);
+    const { index, sources } = this.freezeAbove(0);
+    let release = () => {};
+    const released = new Promise<void>((done) => {
+      release = done;
+    });
+    this.upper?.track(released);
+    this.work(released);
+    const uuid = this.upper?.uuid ?? this.lowers.uuid;
+    return new StackedDisk({
+      layers: [],
+      sources,
+      index,
+      virtualSize: this.sizeBytes,
+      uuid,
+      close: async () => release(),
+    });
+  }
+
+  private checkFrozen(quiet: boolean): void {
+    this.checkOpen();
+    if (quiet || this.upper === undefined || this.upper.writesAside) return;
+    const problem = 'its disk is in use, and what is written goes over what is being read';
+    throw fail('DISK_SPARSE_UNSUPPORTED', { file: this.upper.dataPath, problem });
+  }
+
+  /** One index of the layers above the first `layers`, and the sources of all: made at once, so of one moment. */
+  private freezeAbove(layers: number): { index: SegmentIndex; sources: ByteSource[] } {
+    const above = this.layers.slice(layers).map(({ index }) => index);
+    const { upper } = this;
+    if (upper !== undefined) above.push(upper.freeze(this.lowerSources.length));
+    return {
+      index: clipIndex(mergeIndexes(above), this.sizeBytes / SECTOR),
+      sources: [...this.lowerSources, ...(upper === undefined ? [] : [upper.source])],
+    };
   }
 
   async close(): Promise<void> {

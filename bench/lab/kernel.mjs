@@ -75,8 +75,16 @@ function kernelIn(base, version) {
 
 /** @returns {LabKernel} */
 function fetched() {
-  const depends = spawnSync('apt-cache', ['depends', META_PACKAGE], { encoding: 'utf8' });
-  const name = /Depends: (linux-image-\S+)/.exec(depends.stdout ?? '')?.[1];
+  const known = () => {
+    const depends = spawnSync('apt-cache', ['depends', META_PACKAGE], { encoding: 'utf8' });
+    return /Depends: (linux-image-\S+)/.exec(depends.stdout ?? '')?.[1];
+  };
+  let name = known();
+  if (name === undefined && process.getuid?.() === 0) {
+    // No package lists yet, or old ones.
+    spawnSync('apt-get', ['update', '-q'], { stdio: ['ignore', 2, 2] });
+    name = known();
+  }
   if (name === undefined) {
     throw new LabUnavailable(`apt does not know ${META_PACKAGE}: apt-get update, or the lists of Debian 12 (bookworm)`);
   }

@@ -159,3 +159,33 @@ describe('fetching', () => {
     await again.close();
   });
 });
+
+describe('what readers make of a blob', () => {
+  it('is kept in the same memory, under the same bound, and gone with the cache', async () => {
+    const blob = makeBlob(4 * CHUNK_BYTES);
+    const memoryBytes = 2 * CHUNK_BYTES;
+    const source = new MadeUpSource(blob);
+    const cache = await openChunkCache({ folder: temporaryFolder(), source, ...ROOMY, memoryBytes });
+    const cached = cache.open(blob);
+    const mine = cached.derivedBlocks();
+    const others = cached.derivedBlocks();
+    const bytes = Buffer.alloc(4096, 1);
+    mine.put(0, bytes);
+    others.put(0, Buffer.alloc(4096, 2));
+    expect(mine.get(0)).toBe(bytes);
+    expect(others.get(0)?.[0]).toBe(2);
+    expect(mine.get(1)).toBeUndefined();
+    for (let block = 1; block < 1000; block++) others.put(block, Buffer.alloc(4096));
+    // Used twice: a scan leaves it.
+    expect(mine.get(0)).toBe(bytes);
+    expect(others.get(1)).toBeUndefined();
+    for (let offset = 0; offset < 4 * CHUNK_BYTES; offset += CHUNK_BYTES) await cached.read(offset, 1);
+    await cache.flush();
+    expect(cache.stats().memoryBytes).toBeLessThanOrEqual(memoryBytes);
+    mine.put(2 ** 40, bytes);
+    expect(mine.get(2 ** 40)).toBeUndefined();
+    await cache.close();
+    mine.put(5, bytes);
+    expect(mine.get(0) ?? mine.get(5)).toBeUndefined();
+  });
+});

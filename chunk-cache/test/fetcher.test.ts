@@ -1,6 +1,8 @@
 /** The order and the number of reads of the source: priority, bounds, joining, giving up, wrong bytes, read-ahead. */
 import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, it } from 'vitest';
+import type { StopSignal } from '#base';
+import { ArrivalDigests } from '../arrival-digests.ts';
 import { openChunkCache } from '../cache.ts';
 import { CHUNK_BYTES } from '../chunk.ts';
 import { ReadAhead } from '../read-ahead.ts';
@@ -10,8 +12,8 @@ const MIB = 2 ** 20;
 
 /** A source that holds every read until it is let go. */
 class HeldSource extends MadeUpSource {
-  readonly held: { asked: Asked; signal: AbortSignal | undefined; go(error?: Error): void }[] = [];
-  override meddle = (asked: Asked, right: Buffer, signal?: AbortSignal) =>
+  readonly held: { asked: Asked; signal: StopSignal | undefined; go(error?: Error): void }[] = [];
+  override meddle = (asked: Asked, right: Buffer, signal?: StopSignal) =>
     new Promise<Buffer>((resolve, reject) => {
       const go = (error?: Error) => {
         this.held.splice(
@@ -161,6 +163,41 @@ describe('failures', () => {
     await expect(bad).rejects.toMatchObject({ code: 'CACHE_CHUNK_MISMATCH', params: { chunk: 3, tries: 3 } });
     expect(source.chunkCounts(blob.digest).get(3)).toBe(3);
     expect(again.chunkState(3)).toBe('cold');
+    await cache.close();
+  });
+
+  it('is not deceived by a source that hashes the bytes as they come', async () => {
+    const blob = makeBlob(3.5 * CHUNK_BYTES);
+    const source = new MadeUpSource(blob);
+    const spoilt = new Map([
+      [1, 1],
+      [3, 9],
+    ]);
+    source.meddle = ({ offset, length, hashed }, right) => {
+      expect(hashed).toBe(true);
+      const bytes = Buffer.alloc(length);
+      const digests = new ArrivalDigests(bytes);
+      for (let at = 0; at < length; at += 100_000) {
+        right.copy(bytes, at, at, at + 100_000);
+        for (const [chunk, times] of spoilt) {
+          const wrong = chunk * CHUNK_BYTES + 5 - offset;
+          if (times === 0 || wrong < at || wrong >= Math.min(length, at + 100_000)) continue;
+          bytes[wrong]! ^= 1;
+          spoilt.set(chunk, times - 1);
+        }
+        digests.cameTo(Math.min(length, at + 100_000));
+      }
+      return bytes;
+    };
+    const cache = await openChunkCache({ folder: temporaryFolder(), source, ...ROOMY });
+    const cached = cache.open(blob);
+    const first = cached.read(0, 3 * CHUNK_BYTES);
+    const last = cached.read(3 * CHUNK_BYTES, CHUNK_BYTES);
+    expect((await first).equals(blob.bytes.subarray(0, 3 * CHUNK_BYTES))).toBe(true);
+    await expect(last).rejects.toMatchObject({ code: 'CACHE_CHUNK_MISMATCH', params: { chunk: 3 } });
+    await cache.flush();
+    expect(cached.chunkState(2)).not.toBe('cold');
+    expect(cached.chunkState(3)).toBe('cold');
     await cache.close();
   });
 

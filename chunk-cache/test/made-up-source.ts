@@ -4,9 +4,9 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach } from 'vitest';
-import type { Digest } from '#base';
+import type { Digest, StopSignal } from '#base';
 import { CHUNK_BYTES } from '../chunk.ts';
-import type { FetchPriority, RangeSource } from '../range-source.ts';
+import type { FetchPriority, RangeOptions, RangeSource } from '../range-source.ts';
 import type { MadeUpBlob } from './made-up-blob.ts';
 
 export { makeBlob, randomFrom } from './made-up-blob.ts';
@@ -16,13 +16,14 @@ export interface Asked {
   readonly offset: number;
   readonly length: number;
   readonly priority: FetchPriority;
+  readonly hashed: boolean | undefined;
 }
 
 export class MadeUpSource implements RangeSource {
   readonly asked: Asked[] = [];
   readonly #blobs = new Map<Digest, MadeUpBlob>();
   /** Called before the answer; what it returns is the answer, unless undefined. */
-  meddle: ((asked: Asked, right: Buffer, signal?: AbortSignal) => Promise<Buffer> | Buffer | undefined) | undefined;
+  meddle: ((asked: Asked, right: Buffer, signal?: StopSignal) => Promise<Buffer> | Buffer | undefined) | undefined;
   inFlight = 0;
   mostInFlight = 0;
 
@@ -42,18 +43,13 @@ export class MadeUpSource implements RangeSource {
     return counts;
   }
 
-  async readRange(
-    digest: Digest,
-    offset: number,
-    length: number,
-    options: { signal?: AbortSignal; priority: FetchPriority },
-  ): Promise<Buffer> {
+  async readRange(digest: Digest, offset: number, length: number, options: RangeOptions): Promise<Buffer> {
     const blob = this.#blobs.get(digest);
     if (blob === undefined) throw new Error(`no blob ${digest}`);
     if (offset % CHUNK_BYTES !== 0 || length <= 0 || length > 4 * 2 ** 20 || offset + length > blob.sizeBytes) {
       throw new Error(`range ${offset}+${length} breaks the contract`);
     }
-    const asked = { blob: digest, offset, length, priority: options.priority };
+    const asked = { blob: digest, offset, length, priority: options.priority, hashed: options.hashed };
     this.asked.push(asked);
     this.inFlight++;
     this.mostInFlight = Math.max(this.mostInFlight, this.inFlight);

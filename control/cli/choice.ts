@@ -2,6 +2,8 @@
 import { fail } from '../errors.ts';
 
 /** @throws CLI_USAGE */
+export function choice<T extends string>(option: string, value: string, words: readonly T[]): T;
+export function choice<T extends string>(option: string, value: string | undefined, words: readonly T[]): T | undefined;
 export function choice<T extends string>(
   option: string,
   value: string | undefined,

@@ -14,3 +14,11 @@ export function withTransfer(command: Command): Command {
       'plain HTTP, or TLS without checking certificates; registries on loopback need it for neither',
     );
 }
+
+export interface TracesOption {
+  readonly traces: boolean;
+}
+
+export function withTraces(command: Command): Command {
+  return command.option('--no-traces', 'the image alone, without the traces of its starts');
+}

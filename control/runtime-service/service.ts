@@ -5,6 +5,8 @@
  * - A client that dies takes its sandbox with it, as a `dsec run` that is killed does.
  * - The launcher dies: its sandboxes end, their clients are told, everything is undone here, and another launcher takes its place.
  * - This process dies: the launcher ends the sandboxes; what is left the next command finds and removes.
+ *
+ * Beside them are the sandboxes that stay (`dsec sandbox create`): those are the keeper's, and outlive this process.
  */
 import { mkdirSync, rmSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -16,11 +18,14 @@ import {
   type ResidentLauncher,
   reclaimSandboxes,
   runtimeFolders,
+  SandboxNode,
   type ServiceClient,
   startResidentLauncher,
 } from '#runtime';
 import { fail } from '../errors.ts';
 import { runForClient } from './client-command.ts';
+import { sandboxSocket } from './sandbox-client.ts';
+import { sandboxApp } from './sandbox-routes.ts';
 import { type ServiceSelf, servableCommand } from './servable.ts';
 import { serviceSocket } from './service-state.ts';
 
@@ -40,6 +45,8 @@ export class RuntimeService {
   private readonly lock: FileLock;
   private readonly working = new Map<Promise<void>, AbortController>();
   private launcher: ResidentLauncher | undefined;
+  private node: SandboxNode | undefined;
+  private app: ReturnType<typeof sandboxApp> | undefined;
   private ending = false;
 
   private constructor(options: RuntimeServiceOptions, agent: AgentBinary, socket: string, lock: FileLock) {
@@ -62,8 +69,10 @@ export class RuntimeService {
     const service = new RuntimeService(options, agent, socket, lock);
     try {
       await reclaimSandboxes();
+      await service.openNode(runDir);
       await service.open();
     } catch (error) {
+      await service.closeNode();
       lock.release();
       throw error;
     }
@@ -73,6 +82,26 @@ export class RuntimeService {
   /** How many clients are being served. */
   get busy(): number {
     return this.working.size;
+  }
+
+  private async openNode(runDir: string): Promise<void> {
+    this.node = await SandboxNode.open({ agent: this.agent, onNote: this.options.note });
+    const socket = sandboxSocket(runDir);
+    // Whoever left it holds no lock any more.
+    rmSync(socket, { force: true });
+    this.app = sandboxApp(this.node);
+    const mask = process.umask(0o177);
+    try {
+      await this.app.listen({ path: socket });
+    } finally {
+      process.umask(mask);
+    }
+  }
+
+  /** The sandboxes that stay do so. */
+  private async closeNode(): Promise<void> {
+    await this.app?.close();
+    this.node?.close();
   }
 
   private async open(): Promise<void> {
@@ -118,6 +147,7 @@ export class RuntimeService {
     await Promise.race([all(), delay(drainMs, undefined, { ref: false })]);
     for (const stop of this.working.values()) stop.abort();
     await all();
+    await this.closeNode();
     await this.launcher?.close();
     // While it is held: a lock on a nameless file would keep nobody out.
     rmSync(this.lock.path, { force: true });

@@ -330,9 +330,10 @@ describe('commands', () => {
   it('doctor lists features and tools, and exits with 0', async () => {
     const result = await runCommand('doctor', '--json', '--store', store);
     expect(result.exitCode).toBe(0);
-    const { ok, features, tools } = JSON.parse(result.text);
+    const { ok, features, tools, disks } = JSON.parse(result.text);
     expect(ok).toBe(true);
-    for (const feature of features) {
+    expect(disks.map((row: { name: string }) => row.name)).toEqual(expect.arrayContaining(['ublk']));
+    for (const feature of [...features, ...disks]) {
       expect(feature).toEqual({
         name: expect.any(String),
         present: expect.any(Boolean),
@@ -342,9 +343,9 @@ describe('commands', () => {
       });
     }
     // What nothing uses yet promises nothing.
-    expect(features.map((feature: { name: string }) => feature.name)).not.toContain('ublk');
+    expect(features.map((feature: { name: string }) => feature.name)).not.toContain('zram');
     const all = JSON.parse((await runCommand('doctor', '--json', '--all', '--store', store)).text).features;
-    expect(all).toContainEqual(expect.objectContaining({ name: 'ublk', later: true }));
+    expect(all).toContainEqual(expect.objectContaining({ name: 'zram', later: true }));
     expect(features.map((feature: { name: string }) => feature.name)).toEqual(
       expect.arrayContaining(['erofs', 'overlay']),
     );

@@ -20,9 +20,11 @@ const at = (name: string) => join(root, name);
 beforeAll(() => {
   root = mkdtempSync(join(tmpdir(), 'dsec-disk-command-'));
   process.env.DSEC_STATE = at('state');
+  process.env.DSEC_STORE = at('store');
 });
 afterAll(() => {
   delete process.env.DSEC_STATE;
+  delete process.env.DSEC_STORE;
   rmSync(root, { recursive: true, force: true });
 });
 
@@ -92,7 +94,9 @@ describe('what is refused', () => {
     await expect(dsec('create', '../evil', '--size', '1M')).rejects.toMatchObject({ code: 'DISK_NAME' });
     await expect(dsec('create', 'odd', '--size', '1000')).rejects.toMatchObject({ code: 'LSMT_OPTION' });
     await expect(dsec('create', 'none')).rejects.toMatchObject({ code: 'CLI_USAGE' });
-    await expect(dsec('create', 'none', '--from', 'tar:x')).rejects.toMatchObject({ code: 'CLI_USAGE' });
+    await expect(dsec('create', 'none', '--from', 'nothing:1')).rejects.toMatchObject({
+      code: 'CATALOG_NOT_FOUND',
+    });
     await expect(dsec('create', 'none', '--from', 'raw:/nowhere')).rejects.toMatchObject({ code: 'CLI_INPUT_MISSING' });
     await expect(dsec('export', 'raw', 'nobody', at('x'))).rejects.toMatchObject({ code: 'DISK_NOT_FOUND' });
     await expect(dsec('export', 'vmdk', 'busy', at('x'))).rejects.toMatchObject({ code: 'CLI_USAGE' });

@@ -1,10 +1,10 @@
 /** `dsec disk serve` as a user types it: a process that says where it listens, serves, and ends when it is told to. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, realpathSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import { runCommand } from './command-run.ts';
@@ -79,8 +79,31 @@ test.each([
   [['DISK', '--nbd', 'x.sock'], 'NBD_ADDRESS', 2],
   [['DISK', '--nbd', 'unix:/none/x.sock'], 'NBD_LISTEN', 1],
   [['DISK'], 'CLI_USAGE', 2],
+  [['DISK', '--nbd', 'unix:x.sock', '--file', 'x.img'], 'CLI_USAGE', 2],
+  [['DISK', '--nbd', 'unix:x.sock', '--loop'], 'CLI_USAGE', 2],
+  [['DISK', '--file', 'x.img', '--name', 'x'], 'CLI_USAGE', 2],
+  [['DISK', '--file', '/none/x.img'], 'FILE_PATH', 2],
   [['/dev/null', '--nbd', 'unix:x.sock'], 'TARGET_FILE_KIND', 3],
 ] as const)('refuses %j', async (args, code, exit) => {
   const argv = args.map((arg) => (arg === 'DISK' ? disk : arg));
   await expect(runCommand('disk', 'serve', ...argv)).rejects.toMatchObject({ code, exit });
+});
+
+test.skipIf(process.getuid?.() !== 0)('shows it as a file and a loop device, and takes both away', async () => {
+  const path = join(realpathSync(folder), 'shown.img');
+  const { child, ended, line } = await serve(disk, '--file', path, '--loop', '--json');
+  const at = JSON.parse(line);
+  expect(at).toMatchObject({ file: disk, sizeBytes: 1048576, readOnly: false, path });
+  expect(at.loop).toMatch(/^\/dev\/loop\d+$/);
+  // By other programs: this test must be able to end the server that it would wait for.
+  const written = spawn('dd', ['if=/dev/urandom', `of=${at.loop}`, 'bs=64k', 'oflag=direct', 'conv=fsync'], {
+    stdio: 'ignore',
+  });
+  await once(written, 'close');
+  const compared = spawn('cmp', [path, disk], { stdio: 'inherit' });
+  expect((await once(compared, 'close'))[0]).toBe(0);
+  child.kill('SIGINT');
+  expect(await ended).toBe(0);
+  expect(existsSync(path)).toBe(false);
+  expect(existsSync(`/sys/block/${basename(at.loop)}/loop`)).toBe(false);
 });

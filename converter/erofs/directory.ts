@@ -53,7 +53,7 @@ export function encodeDirectory(sorted: readonly Dirent[], sizeBytes: number): B
       const { name, nid, fileType } = sorted[i]!;
       const at = block + (i - first) * DIRENT_SIZE;
       out.writeUInt32LE(nid >>> 0, at + DIRENT.nid);
-      out.writeUInt32LE(Math.floor(nid / 2 ** 32), at + DIRENT.nid + 4);
+      if (nid > 0xffff_ffff) out.writeUInt32LE(Math.floor(nid / 2 ** 32), at + DIRENT.nid + 4);
       out.writeUInt16LE(nameOff, at + DIRENT.nameOff);
       out[at + DIRENT.fileType] = fileType;
       nameOff += writeByteString(out, name, block + nameOff);

@@ -65,7 +65,8 @@ interface Inode {
 interface Directory extends Inode {
   readonly node: DirNode;
   readonly parent: Directory | undefined;
-  readonly names: readonly Named[];
+  /** With `.` and `..`, sorted. */
+  readonly entries: readonly Named[];
   readonly sizeBytes: number;
   readonly subdirectories: number;
   /** First of its whole blocks in the primary, if it has any. */
@@ -73,9 +74,6 @@ interface Directory extends Inode {
 }
 
 const OPAQUE: readonly [ByteString, Buffer] = ['trusted.overlay.opaque', Buffer.from('y')];
-/** Sorts around real names; only their lengths and places count until the numbers are known. */
-const DOT = { name: '.' };
-const DOT_DOT = { name: '..' };
 
 /**
  * An image laid out in memory. `prepare` walks the tree; then the caller knows which data is live, places it, and
@@ -108,7 +106,8 @@ export class ErofsWriter {
     while (todo.length > 0) {
       const dir = todo.pop()!;
       const below: Directory[] = [];
-      for (const { name, node } of dir.names) {
+      for (const { name, node } of dir.entries) {
+        if (name === '.' || name === '..') continue;
         if (node.kind === 'dir') {
           below.push(this.#addDirectory(node, dir, name));
         } else if (node.nid !== SEEN) {
@@ -129,12 +128,13 @@ export class ErofsWriter {
     const names = view.children(node);
     const opaque = view.isOpaque(parent?.node, name, node);
     const xattrs = opaque ? new Map([...(node.xattrs ?? []), OPAQUE]) : node.xattrs;
+    const entries = withDots(names, { name: '.', node }, { name: '..', node: parent?.node ?? node });
     const dir: Directory = {
       node,
       parent,
-      names,
+      entries,
       xattrs,
-      sizeBytes: directoryBytes(withDots(names as { name: ByteString }[], DOT, DOT_DOT)),
+      sizeBytes: directoryBytes(entries),
       subdirectories: names.reduce((n, child) => n + (child.node.kind === 'dir' ? 1 : 0), 0),
       position: -1,
       extended: false,
@@ -433,10 +433,8 @@ export class ErofsWriter {
   }
 
   #directoryData(dir: Directory): Buffer {
-    const entry = (name: ByteString, node: Node) => ({ name, nid: node.nid, fileType: TYPES[node.kind].dirent });
-    const names = dir.names.map(({ name, node }) => entry(name, node));
-    const dots = withDots(names, entry('.', dir.node), entry('..', dir.parent?.node ?? dir.node));
-    return encodeDirectory(dots, dir.sizeBytes);
+    const dirents = dir.entries.map(({ name, node }) => ({ name, nid: node.nid, fileType: TYPES[node.kind].dirent }));
+    return encodeDirectory(dirents, dir.sizeBytes);
   }
 }
 

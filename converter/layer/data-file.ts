@@ -3,8 +3,8 @@
  * by other threads while this one goes on. It lies in a few page-aligned blocks of memory ("slabs") until both are done.
  *
  * One write is under way at a time, in the order of the slabs, so that bytes that were taken back cannot overwrite the ones
- * that replaced them. Past its first 64 MiB a blob goes to the disk directly: it will be fsynced anyway, and a copy in the page
- * cache costs more than the write and drives out what others use.
+ * that replaced them. A blob of more than 64 MiB goes to the disk directly, from its beginning if its size is known by then: it
+ * will be fsynced anyway, and a copy in the page cache costs more than the write and drives out what others use.
  */
 import { closeSync, constants, ftruncateSync, openSync, readSync, write, writeSync, writev } from 'node:fs';
 import { systemCode } from '#base';
@@ -19,7 +19,12 @@ const MAX_SLABS = 8;
 const WAITING_SLABS = 3;
 const SLABS_A_WRITE = 4;
 /** For who writes something that stays and may be large. */
-export const DIRECT_FROM_BYTES = 64 << 20;
+const DIRECT_FROM_BYTES = 64 << 20;
+
+/** `directFromBytes` of a file that will have `leastBytes` or more, with `before` bytes in files that belong to it. */
+export function directFrom(leastBytes: number, before = 0): number {
+  return leastBytes >= DIRECT_FROM_BYTES ? 0 : Math.max(0, DIRECT_FROM_BYTES - before);
+}
 
 export interface DataFileOptions {
   /** Compute its digests. */

@@ -11,7 +11,7 @@ import { crc32 } from 'node:zlib';
 import type { BlobDigests, Sha256 } from '#linux';
 import { BLOCK_BYTES } from '../erofs/layout.ts';
 import type { Codec } from './cluster-codec.ts';
-import { DataFile, DIRECT_FROM_BYTES } from './data-file.ts';
+import { DataFile, directFrom } from './data-file.ts';
 import { SpoolFile } from './spool-file.ts';
 import type { FileData } from './spool-format.ts';
 
@@ -34,6 +34,8 @@ export interface FileSpoolOptions {
   readonly codec: Codec | undefined;
   /** The data spool will probably be a data blob as it is: hash it on the way, and write it as one that stays. */
   readonly becomesBlob: boolean;
+  /** Of one that becomes a blob: see DataFileOptions. */
+  readonly directFromBytes?: number | undefined;
   /** Where the data goes instead of a file of its own: behind that of other layers. */
   readonly into?: DataStack | undefined;
 }
@@ -57,6 +59,7 @@ export class FileSpool {
   #fill = 0;
   readonly #tailBuffer = Buffer.allocUnsafeSlow(TAIL_BUFFER_BYTES);
   #tailFill = 0;
+  #compared: readonly [Buffer, Buffer] | undefined;
 
   // The file being written.
   #sizeBytes = 0;
@@ -78,7 +81,7 @@ export class FileSpool {
       options.into?.data ??
       new DataFile(dataPath, {
         hash: options.becomesBlob,
-        directFromBytes: options.becomesBlob ? DIRECT_FROM_BYTES : undefined,
+        directFromBytes: options.becomesBlob ? (options.directFromBytes ?? directFrom(0)) : undefined,
       });
     this.#base = this.#data.length;
     this.#tails = new SpoolFile(tailPath);
@@ -354,8 +357,8 @@ export class FileSpool {
   #sameBlocks(a: FileData, b: FileData): boolean {
     this.#flush();
     const total = a.blocks * BLOCK_BYTES;
-    const left = Buffer.allocUnsafe(Math.min(COMPARE_BYTES, total));
-    const right = Buffer.allocUnsafe(left.length);
+    this.#compared ??= [Buffer.allocUnsafeSlow(COMPARE_BYTES), Buffer.allocUnsafeSlow(COMPARE_BYTES)];
+    const [left, right] = this.#compared;
     for (let done = 0; done < total; done += left.length) {
       const n = Math.min(left.length, total - done);
       this.#data.readAt(this.#base + a.startBlock * BLOCK_BYTES + done, left.subarray(0, n));

@@ -10,16 +10,19 @@ import { fail } from '../errors.ts';
 import type { InflateContext } from './inflate-engine.ts';
 import { Prefetch } from './prefetch.ts';
 
-/** Of one block. Two exist: one with the consumer, one being filled. */
-const BLOCK_BYTES = 2 << 20;
+/**
+ * Of one block. Two exist: one with the consumer, one being filled. Whoever is done first waits for the other: in a large block
+ * what is quick to inflate or to consume and what is slow even out.
+ */
+const BLOCK_BYTES = 4 << 20;
 /** A block that does not compress at all fits, with what is left of the one before. */
-const WINDOW_BYTES = 4 << 20;
+const WINDOW_BYTES = 2 * BLOCK_BYTES;
 const PREFETCH_BYTES = 4 << 20;
 /**
  * Below this a step waits for more input, unless there is none: a step that runs out of input in the middle of a block
  * cannot go on while the consumer holds the JavaScript thread.
  */
-const LEAST_STEP_BYTES = 1 << 20;
+const LEAST_STEP_BYTES = 2 << 20;
 
 /** Compressed bytes at hand: `bytes[start..end)`. */
 export interface InflateWindow {
@@ -61,6 +64,7 @@ export async function* inflateAhead(
   const input = new Prefetch(source, PREFETCH_BYTES, context.signal);
   const window: InflateWindow = { bytes: Buffer.allocUnsafeSlow(WINDOW_BYTES), start: 0, end: 0 };
   let offset = 0;
+  let isStopped = false;
 
   const gather = () => {
     // What is at hand is enough for a step: moving the rest of the window to its front each time would cost more.
@@ -76,7 +80,7 @@ export async function* inflateAhead(
   /** @returns the bytes in `block`: fewer than it holds only at the end of the stream. */
   const fill = async (block: Buffer): Promise<number> => {
     let made = 0;
-    while (made < block.length) {
+    while (made < block.length && !isStopped) {
       gather();
       if (window.end - window.start < LEAST_STEP_BYTES && !input.isEnded) {
         await input.more();
@@ -133,6 +137,7 @@ export async function* inflateAhead(
       yield full;
     }
   } finally {
+    isStopped = true;
     input.stop();
     // Another thread may still write into the block: neither it nor the decoder may go before it is done.
     await pending?.catch(() => {});

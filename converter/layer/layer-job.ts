@@ -45,12 +45,15 @@ export interface SpoolResult {
   readonly digests: BlobDigests | undefined;
 }
 
-/** Spools layers one after the other, their data into one file. Each result comes as a part, the file's digests at the end. */
+/**
+ * Spools layers one after the other: their data into one file, whose digests come at the end, or each into its own. Each result
+ * comes as a part.
+ */
 export interface StackJob {
   readonly op: 'stack';
-  /** Their own `dataPath` is this one. */
   readonly layers: readonly SpoolJob[];
-  readonly dataPath: string;
+  /** Of the one file, which is also their `dataPath`; undefined when there are several. */
+  readonly dataPath: string | undefined;
   /** Shared memory: not 0 once it is known that the file will not be a blob as it is. Then there are no digests. */
   readonly doomed: Int32Array;
 }

@@ -53,6 +53,11 @@ export class LayerPool {
     this.#size = size;
   }
 
+  /** Starts a worker, for a job that will come soon. */
+  warm(): void {
+    if (this.#lanes.length === 0) this.#lanes.push(this.#startLane());
+  }
+
   run<J extends Job>(job: J): Promise<JobResults[J['op']]> {
     return this.#enqueue(job, {});
   }

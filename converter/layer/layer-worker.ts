@@ -1,5 +1,7 @@
 /** The worker thread's end of the layer pool: takes jobs one at a time, answers with results or errors. */
 import { type MessagePort, parentPort } from 'node:worker_threads';
+import { sha256Fallback } from '#linux';
+import { igzipEngine } from './igzip.ts';
 import { packError, unpackError } from './job-error.ts';
 import type { SpoolJob, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
 import { makeBlob } from './make-blob.ts';
@@ -11,6 +13,9 @@ const PROGRESS_BYTES = 4 << 20;
 const WINDOW_BYTES = 8 << 20;
 
 const port = parentPort!;
+// Libraries are loaded while there is no job yet.
+igzipEngine();
+sha256Fallback();
 const reply = (message: WorkerReply, transfer: ArrayBuffer[] = []) => port.postMessage(message, transfer);
 
 port.on('message', async ({ id, job }: WorkerRequest) => {

@@ -1,11 +1,12 @@
 /** A blob out of parts of spool files, one after the other ("runs"): its digests, and its bytes where it is no spool as it is. */
 import { type FileHandle, open } from 'node:fs/promises';
 import type { BlobDigests } from '#linux';
-import { DataFile, DIRECT_FROM_BYTES } from './data-file.ts';
+import { DataFile, directFrom } from './data-file.ts';
 import type { Run } from './layer-job.ts';
 
 export async function makeBlob(runs: readonly Run[], out: string | undefined): Promise<BlobDigests> {
-  const blob = new DataFile(out, { hash: true, directFromBytes: DIRECT_FROM_BYTES });
+  const sizeBytes = runs.reduce((sum, run) => sum + run.length, 0);
+  const blob = new DataFile(out, { hash: true, directFromBytes: directFrom(sizeBytes) });
   const reader = new RunReader(runs);
   try {
     let pending = reader.fill(blob.space());

@@ -72,10 +72,10 @@ export class Prefetch {
     return at - start;
   }
 
-  /** Waits until something more has arrived or the source has ended. @throws what the source threw; the signal's reason. */
+  /** Waits until something more has arrived, the source has ended, or `stop` was called. @throws what the source threw; the signal's reason. */
   async more(): Promise<void> {
     const before = this.queued;
-    while (this.queued === before && !this.isDone) {
+    while (this.queued === before && !this.isDone && !this.isStopped) {
       this.signal?.throwIfAborted();
       if (this.failure !== undefined) throw this.failure.error;
       this.read();
@@ -89,6 +89,7 @@ export class Prefetch {
   stop(): void {
     this.signal?.removeEventListener('abort', this.onAbort);
     this.isStopped = true;
+    this.settle();
     if (!this.isDone && this.failure === undefined) {
       void Promise.resolve(this.iterator.return?.()).catch(() => {});
     }

@@ -5,12 +5,12 @@
 import { type BlobDigests, createSha256, type Sha256 } from '#linux';
 import { fail } from '../errors.ts';
 import { codecFor } from './cluster-codec.ts';
-import { DataFile, DIRECT_FROM_BYTES } from './data-file.ts';
+import { DataFile, directFrom } from './data-file.ts';
 import { decompress } from './decompress.ts';
 import type { Entry, EntryHandler } from './entry.ts';
 import { underPrefix } from './entry-prefix.ts';
 import { FileRange } from './file-range.ts';
-import { type DataStack, FileSpool } from './file-spool.ts';
+import { type DataStack, FileSpool, type FileSpoolOptions } from './file-spool.ts';
 import { readFolder } from './folder-reader.ts';
 import type { SpoolJob, SpoolResult, StackJob } from './layer-job.ts';
 import type { RecyclingSource } from './prefetch.ts';
@@ -24,26 +24,46 @@ export interface SpoolContext {
   progress(doneBytes: number): void;
 }
 
-/** `into`: where its data goes, see FileSpoolOptions. */
-export async function spoolLayer(job: SpoolJob, context: SpoolContext, into?: DataStack): Promise<SpoolResult> {
+/** Where a layer's data goes; see FileSpoolOptions. */
+export type DataPlace = Pick<FileSpoolOptions, 'into' | 'directFromBytes'>;
+
+export async function spoolLayer(
+  job: SpoolJob,
+  context: SpoolContext,
+  place: DataPlace = { directFromBytes: directFrom(job.sizeBytes ?? 0) },
+): Promise<SpoolResult> {
   const { source } = job;
   if (source.kind === 'folder') {
-    return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context), into);
+    return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context), place);
   }
-  return spoolEntries(job, (handler) => spoolTar(job, source, handler, context), into);
+  return spoolEntries(job, (handler) => spoolTar(job, source, handler, context), place);
 }
 
-/** Layers one after the other, their data in one file: a blob as it is if nothing of it dies. */
+/** Layers one after the other. Those with their data in one file: it is a blob as it is if nothing of it dies. */
 export async function spoolStack(
   job: StackJob,
   contextOf: (part: number) => SpoolContext,
   onPart: (part: number, result: SpoolResult) => void,
 ): Promise<BlobDigests | undefined> {
+  // Data is seldom less than what it was compressed to.
+  const leastBytes = job.layers.reduce((sum, { sizeBytes }) => sum + (sizeBytes ?? 0), 0);
+  if (job.dataPath === undefined) {
+    let bytes = 0;
+    for (const [part, layer] of job.layers.entries()) {
+      // What goes through the page cache is the beginning of all of them, not of each.
+      const directFromBytes = directFrom(leastBytes, bytes);
+      const result = await spoolLayer(layer, contextOf(part), { directFromBytes });
+      bytes += result.dataBytes;
+      onPart(part, result);
+    }
+    return undefined;
+  }
   const isDoomed = () => Atomics.load(job.doomed, 0) !== 0;
-  const data = new DataFile(job.dataPath, { hash: true, directFromBytes: DIRECT_FROM_BYTES, isDoomed });
+  const data = new DataFile(job.dataPath, { hash: true, directFromBytes: directFrom(leastBytes), isDoomed });
   const stack: DataStack = { data, known: new Map() };
   try {
-    for (const [part, layer] of job.layers.entries()) onPart(part, await spoolLayer(layer, contextOf(part), stack));
+    for (const [part, layer] of job.layers.entries())
+      onPart(part, await spoolLayer(layer, contextOf(part), { into: stack }));
     return await data.finish();
   } finally {
     await data.close();
@@ -68,14 +88,14 @@ export type SpoolTarget = Pick<
 export async function spoolEntries(
   target: SpoolTarget,
   read: (handler: SpoolHandler) => Promise<InputFacts>,
-  into?: DataStack,
+  place?: DataPlace,
 ): Promise<SpoolResult> {
   const codec = target.codec === undefined ? undefined : codecFor(target.codec);
   const files = new FileSpool(target.dataPath, target.tailPath, {
     tailLimitBytes: target.tailLimitBytes,
     codec,
     becomesBlob: target.becomesBlob,
-    into,
+    ...place,
   });
   try {
     const index = new SpoolIndexWriter();
@@ -196,6 +216,7 @@ class CountedSource implements RecyclingSource {
   readonly #job: SpoolJob;
   bytes = 0;
   #done = false;
+  #last: Promise<unknown> = Promise.resolve();
 
   constructor(source: RecyclingSource, hash: Sha256 | undefined, context: SpoolContext, job: SpoolJob) {
     this.#source = source;
@@ -205,13 +226,20 @@ class CountedSource implements RecyclingSource {
     this.#job = job;
   }
 
-  async #next(): Promise<IteratorResult<Buffer>> {
+  /** One at a time: a digest takes its bytes in their order. */
+  #next(): Promise<IteratorResult<Buffer>> {
+    const step = this.#last.then(() => this.#step());
+    this.#last = step.catch(() => {});
+    return step;
+  }
+
+  async #step(): Promise<IteratorResult<Buffer>> {
     const step = await this.#iterator.next();
     if (step.done) {
       this.#done = true;
       return step;
     }
-    this.#hash?.update(step.value);
+    await this.#hash?.updateAside(step.value);
     this.bytes += step.value.length;
     if (this.#job.sizeBytes !== undefined && this.bytes > this.#job.sizeBytes) checkSize(this.#job, this.bytes);
     this.#context.progress(this.bytes);

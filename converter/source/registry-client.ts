@@ -12,6 +12,7 @@ import { discard } from './http-client.ts';
 import { JsonFields } from './json-fields.ts';
 import { documentType, MAX_DOCUMENT_BYTES } from './manifest.ts';
 import { ACCEPTED_MANIFESTS } from './media-types.ts';
+import { listReferrers, type NewReferrer, putReferrer, type Referrer } from './referrers.ts';
 import { type RegistryClientOptions, type RegistryRequest, RegistrySession } from './registry-session.ts';
 
 export interface FetchedManifest {
@@ -184,6 +185,15 @@ export class RegistryClient {
       discard(response);
     });
     return digestOf(bytes);
+  }
+
+  /** Manifests of this artifact type that name `subject` as theirs. What they are is for the caller to check. */
+  referrers(repository: string, subject: Digest, artifactType: string, signal?: AbortSignal): Promise<Referrer[]> {
+    return listReferrers(this.#session, repository, subject, artifactType, signal);
+  }
+
+  putReferrer(repository: string, referrer: NewReferrer, signal?: AbortSignal): Promise<void> {
+    return putReferrer(this.#session, repository, referrer, signal);
   }
 
   /** All tags, in the registry's order. */

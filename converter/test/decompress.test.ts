@@ -321,6 +321,19 @@ describe.each(engines.map((engine) => [engine.name, engine] as const))('%s as a 
     }
   });
 
+  it('lets a consumer stop while the source hangs', async () => {
+    const plain = noise(9 << 20);
+    const packed = engine.format === 'gzip' ? zlib.gzipSync(plain, { level: 1 }) : compressors.zstd(plain, 1);
+    const source = async function* () {
+      yield* chunked(packed.subarray(0, 6 << 20), 1 << 20);
+      await new Promise(() => {});
+    };
+    for await (const chunk of engine.inflate(source(), { label: 'layer', signal: undefined })) {
+      expect(chunk.length).toBeGreaterThan(0);
+      break;
+    }
+  });
+
   it("passes on the source's error and the signal's reason", async () => {
     const source = async function* () {
       yield bytes.subarray(0, 300_000);

@@ -8,7 +8,7 @@ import { dirname, join } from 'node:path';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { extract, pack } from 'tar-stream';
-import { type Digest, hexOf, isDsecError, messageOf } from '#base';
+import { type Digest, digestOf, hexOf, isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import type { Descriptor } from '../store/blob-store.ts';
 import type { Depot } from './depot.ts';
@@ -20,6 +20,7 @@ export class ArchiveDepot implements Depot {
   readonly #tag: string | undefined;
   readonly #workDir: string;
   readonly #blobs = new Map<Digest, { blob: Descriptor; open: () => AsyncIterable<Buffer> }>();
+  #traces: { digest: Digest; bytes: Buffer } | undefined;
   #unpacked: Promise<LayoutDepot> | undefined;
 
   constructor(path: string, tag: string | undefined, workDir: string) {
@@ -63,6 +64,15 @@ export class ArchiveDepot implements Depot {
     }
   }
 
+  /** One that is written replaces what was there. */
+  async traces(image: Digest): Promise<Buffer[]> {
+    return this.#workDir === '' ? [] : (await this.#layout()).traces(image);
+  }
+
+  async putTraces(bytes: Buffer): Promise<void> {
+    this.#traces = { digest: digestOf(bytes), bytes };
+  }
+
   async close(): Promise<void> {}
 
   async *#tar(manifest: Buffer, digest: Digest, mediaType: string): AsyncGenerator<Buffer, void, undefined> {
@@ -72,8 +82,12 @@ export class ArchiveDepot implements Depot {
     const small = (name: string, bytes: Buffer) => tar.entry(header(name, bytes.length), bytes);
     const fill = async () => {
       small('oci-layout', Buffer.from(LAYOUT_FILE));
-      small('index.json', indexOf([indexEntry(mediaType, digest, manifest.length, this.#tag)]));
+      small(
+        'index.json',
+        indexOf([indexEntry(mediaType, digest, manifest.length, { tag: this.#tag, traces: this.#traces?.digest })]),
+      );
       small(`blobs/sha256/${hexOf(digest)}`, manifest);
+      if (this.#traces !== undefined) small(`blobs/sha256/${hexOf(this.#traces.digest)}`, this.#traces.bytes);
       for (const { blob, open } of this.#blobs.values()) {
         await pipeline(Readable.from(open()), tar.entry(header(`blobs/sha256/${hexOf(blob.digest)}`, blob.size)));
       }

@@ -11,17 +11,40 @@ import { isImageName, parseImageName } from '../store/image-name.ts';
 import { listTraces, type TraceRow } from '../trace/trace-store.ts';
 import { type Collected, collectGarbage } from './collect-garbage.ts';
 import { readConfig } from './config.ts';
-import type { ErofsLayer, Image, ImageKind, OciConfig } from './image.ts';
-import { buildManifest, CONFIG_TYPE, MANIFEST_TYPE, MAX_MANIFEST_BYTES, parseManifest } from './manifest.ts';
+import type { DiskParts, ErofsLayer, Image, ImageKind, LayerDevice, OciConfig } from './image.ts';
+import {
+  buildDiskManifest,
+  buildManifest,
+  CONFIG_TYPE,
+  type DiskManifestParts,
+  MANIFEST_TYPE,
+  MAX_MANIFEST_BYTES,
+  parseManifest,
+} from './manifest.ts';
 
 /**
  * The image that `nameOrDigest` means: `repository`, `repository:tag`, `sha256:<64 hex>`, or the first six or more hex
- * digits of its digest, with or without `sha256:`. A name goes before a digest's digits.
- * @throws CATALOG_NOT_FOUND, CATALOG_AMBIGUOUS, STORE_NAME, and what `parseManifest` throws
+ * digits of its digest, with or without `sha256:`. A name goes before a digest's digits. One of files: disks are refused.
+ * @throws CATALOG_NOT_FOUND, CATALOG_AMBIGUOUS, CATALOG_IS_DISK, STORE_NAME, and what `parseManifest` throws
  */
 export async function openImage(store: BlobStore, nameOrDigest: string): Promise<Image> {
+  const image = await openAnyImage(store, nameOrDigest);
+  if (image.disk !== undefined) throw fail('CATALOG_IS_DISK', { name: image.name });
+  return image;
+}
+
+/** For whoever carries blobs and looks into none of them: disks too. */
+export async function openAnyImage(store: BlobStore, nameOrDigest: string): Promise<Image> {
   const { digest, name } = await resolveImage(store, nameOrDigest);
   return readManifest(store, digest, name);
+}
+
+/** @throws CATALOG_NOT_DISK, and what `openAnyImage` throws */
+export async function openDiskImage(store: BlobStore, nameOrDigest: string): Promise<Image & { disk: DiskParts }> {
+  const image = await openAnyImage(store, nameOrDigest);
+  const { disk } = image;
+  if (disk === undefined) throw fail('CATALOG_NOT_DISK', { name: image.name, kind: image.kind });
+  return { ...image, disk };
 }
 
 /** What `nameOrDigest` means, without reading the manifest of a name or a full digest. */
@@ -102,6 +125,21 @@ export async function publishImage(store: BlobStore, image: NewImage): Promise<I
   return publishManifest(store, image.name, buildManifest({ kind, layers, ownLayers, base, config }));
 }
 
+export interface NewDiskImage extends Omit<DiskManifestParts, 'config'> {
+  readonly name: string;
+  /** The OCI config: its bytes, or what is in the store already. */
+  readonly config: Buffer | Descriptor;
+}
+
+/** The same of a disk. @throws CATALOG_BLOB_GONE */
+export async function publishDiskImage(store: BlobStore, { name, ...image }: NewDiskImage): Promise<Image> {
+  parseImageName(name);
+  const config = Buffer.isBuffer(image.config)
+    ? { mediaType: CONFIG_TYPE, digest: await store.put(image.config), size: image.config.length }
+    : image.config;
+  return publishManifest(store, name, buildDiskManifest({ ...image, config }));
+}
+
 /** Publishes a manifest whose blobs are in the store, byte for byte. */
 export async function publishManifest(store: BlobStore, name: string, bytes: Buffer): Promise<Image> {
   const { full } = parseImageName(name);
@@ -120,7 +158,17 @@ export async function publishManifest(store: BlobStore, name: string, bytes: Buf
 
 /** The config and every blob of the layers, each once. Not the manifest. */
 export function allBlobsOf(image: Image): Descriptor[] {
-  return [...new Map([image.config, ...blobsOf(image.layers)].map((blob) => [blob.digest, blob])).values()];
+  const blobs = [image.config, ...blobsOf(image.layers), ...devicesOf(image).flatMap(partsOf)];
+  return [...new Map(blobs.map((blob) => [blob.digest, blob])).values()];
+}
+
+/** What holds data, with its chunk digests: of all layers, or of the disk. */
+function devicesOf(image: Image): readonly LayerDevice[] {
+  return image.disk?.layers ?? image.layers.flatMap((layer) => layer.devices);
+}
+
+function partsOf({ blob, chunkDigests }: LayerDevice): Descriptor[] {
+  return [blob, chunkDigests];
 }
 
 /** Every blob of these layers, each once. */
@@ -180,13 +228,17 @@ export async function listImages(store: BlobStore): Promise<ImageRow[]> {
   for (const { name, manifest } of refs) {
     try {
       const image = await readManifest(store, manifest.digest, name);
-      rows.push({ name, digest: manifest.digest, kind: image.kind, layers: image.layers.length, ...sizesOf(image) });
+      rows.push({ name, digest: manifest.digest, kind: image.kind, layers: layersOf(image), ...sizesOf(image) });
     } catch (error) {
       if (!isDsecError(error)) throw error;
       rows.push({ name, digest: manifest.digest, ...nothing, problem: messageOf(error) });
     }
   }
   return rows.sort((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+function layersOf({ disk, layers }: Image): number {
+  return (disk ?? { layers }).layers.length;
 }
 
 export interface ImageSizes {
@@ -201,7 +253,7 @@ export function sizesOf(image: Image): ImageSizes {
     [...new Map(blobs.map((blob) => [blob.digest, blob.size])).values()].reduce((total, size) => total + size, 0);
   return {
     metaBytes: sum(image.layers.map((layer) => layer.meta)),
-    dataBytes: sum(image.layers.flatMap((layer) => layer.devices.map((device) => device.blob))),
+    dataBytes: sum(devicesOf(image).map(({ blob }) => blob)),
     sizeBytes: sum(allBlobsOf(image)) + image.manifestSize,
   };
 }
@@ -214,6 +266,7 @@ export interface InspectedImage extends ImageSizes {
   readonly ownLayers: number;
   /** Bottom first. */
   readonly layers: readonly InspectedLayer[];
+  readonly disk?: InspectedDisk;
   readonly config: OciConfig;
   /** Kept traces of its starts, by name. */
   readonly traces: readonly TraceRow[];
@@ -230,9 +283,22 @@ export interface InspectedLayer {
   readonly sharedWith: readonly string[];
 }
 
+export interface InspectedDisk {
+  readonly sizeBytes: number | undefined;
+  /** Bottom first. */
+  readonly layers: readonly {
+    readonly digest: Digest;
+    readonly sizeBytes: number;
+    readonly chunkDigests: Digest;
+    readonly own: boolean;
+    readonly sharedWith: readonly string[];
+  }[];
+}
+
 export async function inspectImage(store: BlobStore, nameOrDigest: string): Promise<InspectedImage> {
-  const image = await openImage(store, nameOrDigest);
+  const image = await openAnyImage(store, nameOrDigest);
   const sharers = await layerSharers(store, image.name);
+  const isOwn = (k: number) => k >= layersOf(image) - image.ownLayers;
   const layers = image.layers.map(({ meta, devices }, k) => ({
     meta: { digest: meta.digest, sizeBytes: meta.size },
     devices: devices.map(({ blob, chunkDigests }) => ({
@@ -240,9 +306,19 @@ export async function inspectImage(store: BlobStore, nameOrDigest: string): Prom
       sizeBytes: blob.size,
       chunkDigests: chunkDigests.digest,
     })),
-    own: k >= image.layers.length - image.ownLayers,
+    own: isOwn(k),
     sharedWith: sharers.get(meta.digest) ?? [],
   }));
+  const disk = image.disk && {
+    sizeBytes: image.disk.sizeBytes,
+    layers: image.disk.layers.map(({ blob, chunkDigests }, k) => ({
+      digest: blob.digest,
+      sizeBytes: blob.size,
+      chunkDigests: chunkDigests.digest,
+      own: isOwn(k),
+      sharedWith: sharers.get(blob.digest) ?? [],
+    })),
+  };
   return {
     name: image.name,
     digest: image.manifestDigest,
@@ -251,19 +327,24 @@ export async function inspectImage(store: BlobStore, nameOrDigest: string): Prom
     ownLayers: image.ownLayers,
     ...sizesOf(image),
     layers,
+    ...(disk === undefined ? {} : { disk }),
     config: await readConfig(store, image),
     traces: await listTraces(store, image.manifestDigest),
     manifest: JSON.parse((await store.readVerified(image.manifestDigest)).toString('utf8')),
   };
 }
 
-/** Metadata digest -> names of the images, other than `except`, that have it. */
+/** What tells a layer (its metadata image, or the blob of a disk's) -> names of the images, other than `except`, that have it. */
 async function layerSharers(store: BlobStore, except: string): Promise<Map<Digest, string[]>> {
   const sharers = new Map<Digest, string[]>();
   for (const { name, manifest } of await store.listRefs()) {
     if (name === except) continue;
     const image = await readManifest(store, manifest.digest, name).catch(() => undefined);
-    for (const digest of new Set(image?.layers.map((layer) => layer.meta.digest))) {
+    const layers = [
+      ...(image?.layers ?? []).map(({ meta }) => meta.digest),
+      ...(image?.disk?.layers ?? []).map(({ blob }) => blob.digest),
+    ];
+    for (const digest of new Set(layers)) {
       sharers.set(digest, [...(sharers.get(digest) ?? []), name]);
     }
   }

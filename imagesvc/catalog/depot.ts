@@ -22,6 +22,10 @@ export interface Depot {
   put(blob: Descriptor, open: () => AsyncIterable<Buffer>, signal: AbortSignal): Promise<void>;
   /** Publishes the image; all its blobs are there. */
   putManifest(bytes: Buffer, digest: Digest, mediaType: string, signal?: AbortSignal): Promise<void>;
+  /** Manifests of traces of the image (trace/trace-artifact.ts), not checked. */
+  traces(image: Digest, signal: AbortSignal): Promise<Buffer[]>;
+  /** To be called before `putManifest`; the blobs that it names are there. */
+  putTraces(bytes: Buffer, revision: number, image: Digest, signal: AbortSignal): Promise<void>;
   /** Safe to call twice. */
   close(): Promise<void>;
 }
@@ -35,6 +39,10 @@ export interface TransferOptions {
   readonly parallel?: number;
   /** Repositories of the same registry that may have blobs already. */
   readonly mountFrom?: readonly string[];
+  /** False: the image alone. */
+  readonly traces?: boolean;
+  /** Told of traces that are not carried, for people. */
+  readonly onTraceProblem?: (text: string) => void;
   readonly progress?: Progress;
   readonly signal?: AbortSignal;
 }

@@ -22,6 +22,14 @@ export interface LayerDevice {
   readonly chunkDigests: Descriptor;
 }
 
+/** What an image of kind `disk` has in place of EROFS layers. */
+export interface DiskParts {
+  /** OverlayBD layers in the tar of a registry, bottom first. */
+  readonly layers: readonly LayerDevice[];
+  /** Of the device, where the manifest says it. */
+  readonly sizeBytes: number | undefined;
+}
+
 /** Unit of lazy reading and verification. */
 export const CHUNK_BYTES = 256 * 1024;
 
@@ -31,9 +39,11 @@ export interface Image {
   readonly manifestDigest: Digest;
   readonly manifestSize: number;
   readonly kind: ImageKind;
-  /** Bottom first. */
+  /** Bottom first. None where the image is a disk. */
   readonly layers: readonly ErofsLayer[];
-  /** How many layers at the top are the image's own; the ones below are its base's. Equal to layers.length for `base`. */
+  /** Of a disk. */
+  readonly disk?: DiskParts;
+  /** How many layers at the top are the image's own; the ones below are its base's. All of them for `base`. */
   readonly ownLayers: number;
   /** Manifest digest of the base image, where it was packed on one. */
   readonly base: Digest | undefined;

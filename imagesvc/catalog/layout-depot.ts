@@ -15,6 +15,8 @@ import { MAX_MANIFEST_BYTES } from './manifest.ts';
 
 export const REF_NAME = 'org.opencontainers.image.ref.name';
 export const LAYOUT_FILE = '{"imageLayoutVersion":"1.0.0"}';
+/** On an image in the index: where its traces are. An entry of their own would be another image to other tools. */
+const TRACES = 'io.dsec.traces';
 const INDEX_TYPE = 'application/vnd.oci.image.index.v1+json';
 const MAX_INDEX_BYTES = 64 * 1024 * 1024;
 const STREAM_BYTES = 1024 * 1024;
@@ -28,14 +30,24 @@ export function indexOf(entries: readonly object[]): Buffer {
   return Buffer.from(JSON.stringify({ schemaVersion: 2, mediaType: INDEX_TYPE, manifests: entries }));
 }
 
-export function indexEntry(mediaType: string, digest: Digest, size: number, tag: string | undefined): object {
-  return { mediaType, digest, size, ...(tag === undefined ? {} : { annotations: { [REF_NAME]: tag } }) };
+export function indexEntry(
+  mediaType: string,
+  digest: Digest,
+  size: number,
+  { tag, traces }: { readonly tag: string | undefined; readonly traces: Digest | undefined },
+): object {
+  const annotations = {
+    ...(tag === undefined ? {} : { [REF_NAME]: tag }),
+    ...(traces === undefined ? {} : { [TRACES]: traces }),
+  };
+  return { mediaType, digest, size, ...(Object.keys(annotations).length === 0 ? {} : { annotations }) };
 }
 
 export class LayoutDepot implements Depot {
   readonly description: string;
   readonly #path: string;
   readonly #tag: string | undefined;
+  #traces: Digest | undefined;
 
   /** `description` names what the user gave, where that is not `path` itself. */
   constructor(path: string, tag: string | undefined, description = `oci:${path}${tag === undefined ? '' : `:${tag}`}`) {
@@ -99,12 +111,34 @@ export class LayoutDepot implements Depot {
     await this.#prepare();
     await this.#place(this.#blobPath(digest), (beside) => writeNewFile(beside, bytes, true));
     // Only what has this very name gives way, or, to an image without one, what is that image without one.
-    const others = ((await this.#index()) ?? []).filter((entry) => {
+    const before = (await this.#index()) ?? [];
+    const others = before.filter((entry) => {
       const tag = entry.annotations?.[REF_NAME];
       return tag !== this.#tag || (tag === undefined && entry.digest !== digest);
     });
-    const index = indexOf([...others, indexEntry(mediaType, digest, bytes.length, this.#tag)]);
+    // The same image again keeps the traces that it had.
+    const traces = this.#traces ?? before.flatMap((entry) => (entry.digest === digest ? tracesOf(entry) : []))[0];
+    const entry = indexEntry(mediaType, digest, bytes.length, { tag: this.#tag, traces });
+    const index = indexOf([...others, entry]);
     await this.#place(join(this.#path, 'index.json'), (beside) => writeNewFile(beside, index, true));
+  }
+
+  async traces(image: Digest): Promise<Buffer[]> {
+    const entries = ((await this.#index()) ?? []).filter(({ digest }) => digest === image);
+    const found: Buffer[] = [];
+    for (const digest of new Set(entries.flatMap(tracesOf))) {
+      // Gone where another tool has tidied up: then there are none.
+      const bytes = await this.#small(this.#blobPath(digest), MAX_MANIFEST_BYTES).catch(() => undefined);
+      if (bytes !== undefined && digestOf(bytes) === digest) found.push(bytes);
+    }
+    return found;
+  }
+
+  async putTraces(bytes: Buffer): Promise<void> {
+    await this.#prepare();
+    const digest = digestOf(bytes);
+    await this.#place(this.#blobPath(digest), (beside) => writeNewFile(beside, bytes, true));
+    this.#traces = digest;
   }
 
   async close(): Promise<void> {}
@@ -194,4 +228,9 @@ export class LayoutDepot implements Depot {
   #wrong(why: string): Error {
     return fail('CATALOG_LAYOUT', { path: this.description, why });
   }
+}
+
+function tracesOf({ annotations }: IndexEntry): Digest[] {
+  const named = annotations?.[TRACES];
+  return isDigest(named) ? [named] : [];
 }

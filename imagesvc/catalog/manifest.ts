@@ -22,6 +22,13 @@ const OF_BLOB = 'io.dsec.blob';
 const KIND = 'io.dsec.kind';
 const OWN_LAYERS = 'io.dsec.own-layers';
 export const BASE = 'io.dsec.base';
+const DISK_SIZE = 'io.dsec.disk-size';
+
+/** Layers of a disk are what OverlayBD's own converter pushes: tars, told by annotations. */
+export const DISK_LAYER_TYPE = 'application/vnd.oci.image.layer.v1.tar';
+const OVERLAYBD_VERSION = 'containerd.io/snapshot/overlaybd/version';
+const OVERLAYBD_DIGEST = 'containerd.io/snapshot/overlaybd/blob-digest';
+const OVERLAYBD_SIZE = 'containerd.io/snapshot/overlaybd/blob-size';
 
 const KINDS: readonly ImageKind[] = ['base', 'workspace', 'toolkit', 'disk', 'snapshot'];
 
@@ -30,6 +37,8 @@ export const MAX_MANIFEST_BYTES = 4 * 1024 * 1024;
 const MAX_CONFIG_BYTES = 64 * 1024 * 1024;
 /** OverlayFS takes 500 lower layers; devices of an EROFS image are counted by 16 bits. */
 const MAX_DEVICES = 65535;
+/** As many layers as OverlayBD stacks. */
+const MAX_DISK_LAYERS = 255;
 
 export interface ManifestParts {
   readonly kind: ImageKind;
@@ -42,6 +51,16 @@ export interface ManifestParts {
   readonly config: Descriptor;
 }
 
+export interface DiskManifestParts {
+  /** Bottom first, at least one. */
+  readonly layers: readonly LayerDevice[];
+  readonly ownLayers?: number;
+  readonly base?: Digest;
+  readonly config: Descriptor;
+  /** Of the device. */
+  readonly sizeBytes?: number;
+}
+
 /** The manifest's bytes. Only digests, sizes and the kind reach them: descriptors' own media types and annotations do not. */
 export function buildManifest({ kind, layers, ownLayers = layers.length, base, config }: ManifestParts): Buffer {
   const listed: object[] = [];
@@ -52,16 +71,40 @@ export function buildManifest({ kind, layers, ownLayers = layers.length, base, c
       listed.push(descriptor(CHUNK_DIGESTS_TYPE, chunkDigests, { [OF_BLOB]: blob.digest }));
     }
   }
-  const annotations: Record<string, string> = {};
-  if (base !== undefined) annotations[BASE] = base;
-  annotations[KIND] = kind;
-  if (ownLayers !== layers.length) annotations[OWN_LAYERS] = String(ownLayers);
+  return manifestBytes(config, listed, {
+    [BASE]: base,
+    [KIND]: kind,
+    [OWN_LAYERS]: ownLayers === layers.length ? undefined : String(ownLayers),
+  });
+}
+
+/** The same of a disk. */
+export function buildDiskManifest(parts: DiskManifestParts): Buffer {
+  const { layers, ownLayers = layers.length, base, config, sizeBytes } = parts;
+  const listed = layers.flatMap(({ blob, chunkDigests }) => [
+    descriptor(DISK_LAYER_TYPE, blob, {
+      [OVERLAYBD_VERSION]: '0.1.0',
+      [OVERLAYBD_DIGEST]: blob.digest,
+      [OVERLAYBD_SIZE]: String(blob.size),
+    }),
+    descriptor(CHUNK_DIGESTS_TYPE, chunkDigests, { [OF_BLOB]: blob.digest }),
+  ]);
+  return manifestBytes(config, listed, {
+    [BASE]: base,
+    [DISK_SIZE]: sizeBytes === undefined ? undefined : String(sizeBytes),
+    [KIND]: 'disk',
+    [OWN_LAYERS]: ownLayers === layers.length ? undefined : String(ownLayers),
+  });
+}
+
+/** Annotations without a value are left out. */
+function manifestBytes(config: Descriptor, layers: object[], annotations: Record<string, string | undefined>): Buffer {
   const bytes = Buffer.from(
     JSON.stringify({
       schemaVersion: 2,
       mediaType: MANIFEST_TYPE,
       config: descriptor(CONFIG_TYPE, config),
-      layers: listed,
+      layers,
       annotations,
     }),
   );
@@ -86,7 +129,7 @@ export function chunkDigestsSize(blobSizeBytes: number): number {
 export function parseManifest(bytes: Buffer, digest: Digest, name: string = digest): Image {
   const reader = new ManifestReader(digest);
   const manifest = reader.json(bytes);
-  refuseOrdinary(manifest, digest);
+  if (!isDisk(manifest)) refuseOrdinary(manifest, digest);
   if (manifest.schemaVersion !== 2) throw reader.wrong('schemaVersion', 'must be 2');
   if (manifest.mediaType !== undefined && manifest.mediaType !== MANIFEST_TYPE) {
     throw reader.wrong('mediaType', `must be ${MANIFEST_TYPE}`);
@@ -97,7 +140,11 @@ export function parseManifest(bytes: Buffer, digest: Digest, name: string = dige
   const config = reader.descriptor(manifest.config, 'config');
   if (config.mediaType !== CONFIG_TYPE) throw reader.wrong('config.mediaType', `must be ${CONFIG_TYPE}`);
   if (config.size > MAX_CONFIG_BYTES) throw reader.wrong('config.size', `must be at most ${MAX_CONFIG_BYTES}`);
-  const layers = reader.layers(manifest.layers);
+  const disk =
+    kind === 'disk'
+      ? { layers: reader.diskLayers(manifest.layers), sizeBytes: reader.diskSize(annotations[DISK_SIZE]) }
+      : undefined;
+  const layers = disk === undefined ? reader.layers(manifest.layers) : [];
   const base = annotations[BASE];
   if (base !== undefined && !isDigest(base)) throw reader.wrong(`annotation ${BASE}`, 'must be a sha256 digest');
   return {
@@ -106,16 +153,41 @@ export function parseManifest(bytes: Buffer, digest: Digest, name: string = dige
     manifestSize: bytes.length,
     kind,
     layers,
-    ownLayers: reader.ownLayers(annotations[OWN_LAYERS], layers.length),
+    ...(disk === undefined ? {} : { disk }),
+    ownLayers: reader.ownLayers(annotations[OWN_LAYERS], (disk ?? { layers }).layers.length),
     base,
     config,
   };
+}
+
+/** What OverlayBD's own converter has pushed: config and layers, bottom first. Undefined for any other manifest. */
+export function overlaybdParts(bytes: Buffer): { config: Descriptor; layers: Descriptor[] } | undefined {
+  const reader = new ManifestReader(digestOf(bytes));
+  const { config, layers, annotations } = reader.json(bytes);
+  if (!Array.isArray(layers) || layers.length === 0 || (isFields(annotations) && annotations[KIND] !== undefined)) {
+    return undefined;
+  }
+  if (!layers.every(isOverlaybdLayer)) return undefined;
+  const listed = layers.map((layer, i) => reader.descriptor(layer, `layers[${i}]`));
+  for (const [i, { digest, annotations = {} }] of listed.entries()) {
+    if (annotations[OVERLAYBD_DIGEST] !== digest)
+      throw reader.wrong(`layers[${i}], annotation ${OVERLAYBD_DIGEST}`, `must be ${digest}`);
+  }
+  return { config: reader.descriptor(config, 'config'), layers: listed };
 }
 
 type Fields = Record<string, unknown>;
 
 function isFields(value: unknown): value is Fields {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+function isOverlaybdLayer(layer: unknown): boolean {
+  return isFields(layer) && isFields(layer.annotations) && typeof layer.annotations[OVERLAYBD_DIGEST] === 'string';
+}
+
+function isDisk({ annotations }: Fields): boolean {
+  return isFields(annotations) && annotations[KIND] === 'disk';
 }
 
 const INDEX_TYPES = [
@@ -132,6 +204,9 @@ function refuseOrdinary(manifest: Fields, digest: Digest): void {
   }
   if (manifest.schemaVersion === 1) throw ordinary('it is in the old schema 1');
   const listed: unknown[] = Array.isArray(manifest.layers) ? manifest.layers : [];
+  if (listed.length > 0 && listed.every(isOverlaybdLayer)) {
+    throw ordinary('it is one of OverlayBD, which `dsec pull` makes a disk image of');
+  }
   for (const layer of listed) {
     const mediaType = isFields(layer) ? layer.mediaType : undefined;
     if (typeof mediaType === 'string' && ORDINARY_LAYER.test(mediaType)) {
@@ -217,6 +292,32 @@ class ManifestReader {
     }
     if (layers.length === 0) throw this.wrong('layers', 'there is none');
     return layers;
+  }
+
+  diskLayers(value: unknown): LayerDevice[] {
+    if (!Array.isArray(value) || value.length === 0) throw this.wrong('layers', 'must be a list, and not empty');
+    if (value.length > 2 * MAX_DISK_LAYERS) throw this.wrong('layers', `more than ${MAX_DISK_LAYERS} layers of a disk`);
+    const layers: LayerDevice[] = [];
+    for (let i = 0; i < value.length; i += 2) {
+      const where = `layers[${i}]`;
+      const blob = this.descriptor(value[i], where);
+      if (blob.mediaType !== DISK_LAYER_TYPE) throw this.wrong(`${where}.mediaType`, `must be ${DISK_LAYER_TYPE}`);
+      if (blob.annotations?.[OVERLAYBD_DIGEST] !== blob.digest) {
+        throw this.wrong(`${where}, annotation ${OVERLAYBD_DIGEST}`, `must be ${blob.digest}`);
+      }
+      if (blob.size === 0) throw this.wrong(`${where}.size`, 'a layer is not empty');
+      layers.push({ blob, chunkDigests: this.#chunkDigests(value[i + 1], `layers[${i + 1}]`, blob) });
+    }
+    return layers;
+  }
+
+  diskSize(text: string | undefined): number | undefined {
+    if (text === undefined) return undefined;
+    const size = /^(0|[1-9]\d{0,15})$/.test(text) ? Number(text) : Number.NaN;
+    if (!Number.isSafeInteger(size) || size % 512 !== 0) {
+      throw this.wrong(`annotation ${DISK_SIZE}`, 'must be a number of bytes, in whole sectors');
+    }
+    return size;
   }
 
   #roleOf({ mediaType, annotations = {} }: Descriptor, where: string): string {

@@ -5,7 +5,8 @@
 import { type Digest, digestOf, hexOf, silent } from '#base';
 import { fail } from '../errors.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
-import { allBlobsOf, openImage } from './catalog.ts';
+import { sendTraces } from './carry-traces.ts';
+import { allBlobsOf, openAnyImage } from './catalog.ts';
 import { DEFAULT_PARALLEL, type Depot, openDepot, type TransferOptions } from './depot.ts';
 import { MANIFEST_TYPE } from './manifest.ts';
 import { inParallel } from './parallel.ts';
@@ -18,6 +19,8 @@ export interface Pushed {
   readonly sentBytes: number;
   /** Blobs that were there, or that the registry took from another of its repositories. */
   readonly skippedBlobs: number;
+  /** Traces of the image that are there now too. */
+  readonly traces: number;
 }
 
 /** Repositories that blobs were pushed to are remembered by registry and digest: the next push can have them mounted. */
@@ -39,7 +42,7 @@ export async function pushImage(
   destination: string,
   options: TransferOptions = {},
 ): Promise<Pushed> {
-  const image = await openImage(store, name);
+  const image = await openAnyImage(store, name);
   const manifest = await store.readVerified(image.manifestDigest);
   const depot = await openDepot(destination, {
     ...options,
@@ -77,8 +80,9 @@ export async function pushImage(
   };
   try {
     await inParallel(allBlobsOf(image), parallel, send, signal);
+    const traces = options.traces === false ? 0 : await sendTraces(store, depot, image, options);
     await depot.putManifest(manifest, image.manifestDigest, MANIFEST_TYPE, signal);
-    return { destination: depot.description, digest: image.manifestDigest, sentBlobs, sentBytes, skippedBlobs };
+    return { destination: depot.description, digest: image.manifestDigest, sentBlobs, sentBytes, skippedBlobs, traces };
   } finally {
     await depot.close();
   }

@@ -2,6 +2,8 @@
 import type { Digest } from '#base';
 import { parseImageReference, RegistryClient } from '#converter';
 import type { Descriptor } from '../store/blob-store.ts';
+import { traceManifestsIn } from '../trace/registry-traces.ts';
+import { TRACES_TYPE, tracesAnnotations } from '../trace/trace-artifact.ts';
 import type { Depot, DepotOptions } from './depot.ts';
 
 export class RegistryDepot implements Depot {
@@ -51,6 +53,16 @@ export class RegistryDepot implements Depot {
 
   async putManifest(bytes: Buffer, _digest: Digest, mediaType: string, signal?: AbortSignal): Promise<void> {
     await this.#client.putManifest(this.repository, this.#reference, bytes, mediaType, signal);
+  }
+
+  async traces(image: Digest, signal: AbortSignal): Promise<Buffer[]> {
+    return traceManifestsIn(this.#client, this.repository, image, signal);
+  }
+
+  async putTraces(bytes: Buffer, revision: number, subject: Digest, signal: AbortSignal): Promise<void> {
+    const annotations = tracesAnnotations(revision);
+    const referrer = { bytes, artifactType: TRACES_TYPE, annotations, subject };
+    await this.#client.putReferrer(this.repository, referrer, signal);
   }
 
   async close(): Promise<void> {

@@ -110,28 +110,29 @@ async function convertAll(
   const opened: Opened[] = [];
   const handles: ImageSource[] = [];
   try {
-    for (const item of items) {
-      try {
-        const { platform, prefix, credentials, insecure, signal } = options;
-        const handle = await openSource(item.source, {
-          platform,
-          prefix,
-          credentials,
-          insecure,
-          signal,
-          workDir: staging.path,
-        });
-        handles.push(handle);
-        opened.push({ ...item, handle, image: await handle.resolve(), cuts: new Set() });
-      } catch (error) {
-        settle(item, { ...item, error });
-      }
-      options.signal?.throwIfAborted();
-    }
-    planCuts(opened, options);
     const sink = storeSink(store, staging);
     const converter = new Converter(sink, options);
     try {
+      converter.warm();
+      for (const item of items) {
+        try {
+          const { platform, prefix, credentials, insecure, signal } = options;
+          const handle = await openSource(item.source, {
+            platform,
+            prefix,
+            credentials,
+            insecure,
+            signal,
+            workDir: staging.path,
+          });
+          handles.push(handle);
+          opened.push({ ...item, handle, image: await handle.resolve(), cuts: new Set() });
+        } catch (error) {
+          settle(item, { ...item, error });
+        }
+        options.signal?.throwIfAborted();
+      }
+      planCuts(opened, options);
       const todo: Opened[] = [];
       for (const item of opened) {
         const reused = await findConverted(store, item, options);

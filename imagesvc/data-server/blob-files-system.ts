@@ -7,21 +7,23 @@
  * nor close() waits for a server, not even while none runs.
  */
 import { hexOf } from '#base';
-import {
-  type Attributes,
+import { fuse } from '#linux';
+import type { ServedBlob } from './served-blob.ts';
+
+const {
   decodeName,
-  ERRNO,
   encodeAttributes,
   encodeDirent,
   encodeEntry,
   encodeOpen,
   encodeStatfs,
+  ERRNO,
   OPCODE,
-  type RequestHeader,
   readLength,
   readOffset,
-} from './fuse-protocol.ts';
-import type { ServedBlob } from './served-blob.ts';
+} = fuse;
+type Attributes = fuse.Attributes;
+type RequestHeader = fuse.RequestHeader;
 
 export const ROOT_NODE = 1;
 export const FIRST_BLOB_NODE = 2;

@@ -85,8 +85,8 @@ export class CachedBlobs implements BlobReader {
     }
   }
 
-  /** Begins to fetch ranges, in this order, behind what readers ask for. */
-  prefetch(digest: Digest, ranges: readonly ByteRange[]): void {
+  /** Begins to fetch ranges, in this order, behind what readers ask for. `over` is called in any case. */
+  prefetch(digest: Digest, ranges: readonly ByteRange[], over: () => void): void {
     const blob = this.#blobs.get(digest);
     if (blob === undefined) throw new Error(`no blob ${digest}`);
     this.#prefetching++;
@@ -95,6 +95,7 @@ export class CachedBlobs implements BlobReader {
       .catch((error: unknown) => this.#options.onFailure?.(digest, `fetched ahead: ${messageOf(error)}`))
       .finally(() => {
         this.#prefetching--;
+        over();
       });
   }
 

@@ -5,7 +5,7 @@
 import { closeSync, constants, openSync, rmSync } from 'node:fs';
 import { type AddressInfo, createConnection, createServer, type Server, type Socket } from 'node:net';
 import { basename, dirname } from 'node:path';
-import { createInterface } from 'node:readline';
+import { createInterface, type Interface } from 'node:readline';
 import { isDsecError, messageOf } from '#base';
 import type { ByteRange } from '#chunk-cache';
 import { peerOf } from '#linux';
@@ -61,7 +61,7 @@ export async function serveControl(
       if (received > LINE_LIMIT_BYTES) socket.destroy();
     });
     let turn = Promise.resolve();
-    createInterface({ input: socket }).on('line', (line) => {
+    linesOf(socket).on('line', (line) => {
       turn = turn.then(async () => {
         const reply = await replyTo(line, answer);
         if (!socket.destroyed) socket.write(`${JSON.stringify(reply)}\n`);
@@ -76,6 +76,11 @@ export async function serveControl(
       rmSync(path, { force: true });
     },
   };
+}
+
+/** An interface tells of errors of its input once more, and one that nobody hears ends the process. */
+function linesOf(socket: Socket): Interface {
+  return createInterface({ input: socket }).on('error', () => {});
 }
 
 async function replyTo(line: string, answer: (request: ControlRequest) => Promise<unknown>): Promise<ControlReply> {
@@ -109,7 +114,7 @@ export async function askControl(path: string, request: ControlRequest, timeoutM
         clearTimeout(timer);
         gone();
       });
-      createInterface({ input: socket }).once('line', (line) => {
+      linesOf(socket).once('line', (line) => {
         clearTimeout(timer);
         try {
           resolve(JSON.parse(line) as ControlReply);

@@ -28,7 +28,7 @@ import {
   readState,
   removeTraces,
 } from './data-folders.ts';
-import type { AddedBlob, ChunkReport, ServerStats } from './server-messages.ts';
+import type { AddedBlob, ChunkReport, ServerConfig, ServerStats } from './server-messages.ts';
 import type { SupervisorConfig } from './supervisor.ts';
 import type { SupervisorMessage } from './supervisor-process.ts';
 
@@ -46,6 +46,8 @@ export interface DataServerOptions extends Partial<NodeFolders> {
   readonly transport?: 'auto' | 'raw' | 'native';
   /** It ends after nothing has used it for this long: five minutes. */
   readonly idleMs?: number;
+  /** A server whose supervisor has died starts another one after this long: a minute. */
+  readonly orphanMs?: number;
   readonly threads?: number;
   readonly memoryBytes?: number;
   readonly capacityBytes?: number;
@@ -67,6 +69,7 @@ export interface DataServerStatus {
 }
 
 const IDLE_MS = 5 * 60_000;
+const ORPHAN_MS = 60_000;
 const START_TIMEOUT_MS = 60_000;
 const LOG_TAIL_BYTES = 600;
 /** Files that were never proved on this node are hashed. */
@@ -263,6 +266,7 @@ async function startSupervisor(
     version: version(),
     transport: storeUrl === LAYERS ? 'raw' : (options.transport ?? 'auto'),
     idleMs: options.idleMs ?? IDLE_MS,
+    orphanMs: options.orphanMs ?? ORPHAN_MS,
     threads: options.threads,
     memoryBytes: options.memoryBytes,
     capacityBytes: options.capacityBytes,
@@ -400,6 +404,21 @@ export async function reclaimDataServers(options: DataServerOptions = {}): Promi
       }
     }
     return { adopted, removed };
+  } finally {
+    held.release();
+  }
+}
+
+/** Of this very process, a server without its supervisor: starts one, which takes the mount over and ends this process. */
+export async function adoptOrphan({ runDir, id, ...options }: ServerConfig): Promise<void> {
+  const held = await lock(join(runDir, 'data', 'lock'), { timeoutMs: START_TIMEOUT_MS });
+  try {
+    const folders = dataFolders(runDir, id);
+    const state = readState(folders);
+    if (state === undefined || state.server?.pid !== process.pid || !serves(state)) return;
+    const { idleMs, orphanMs, threads, memoryBytes, capacityBytes, record } = options;
+    const same = { idleMs, orphanMs, threads, memoryBytes, capacityBytes, record };
+    await startSupervisor(state, folders, runDir, same, true);
   } finally {
     held.release();
   }

@@ -7,13 +7,14 @@
  */
 import { createRequire } from 'node:module';
 import { hexOf, messageOf, systemCode } from '#base';
-import { umount } from '#linux';
+import { fuse, umount } from '#linux';
 import { fail } from '../errors.ts';
 import { BlobFilesSystem } from './blob-files-system.ts';
 import { type BlobView, openView } from './blob-view.ts';
-import { ERRNO } from './fuse-protocol.ts';
 import type { BlobReader, ServedBlob } from './served-blob.ts';
 import type { Transport, TransportOptions, TransportStats } from './transport.ts';
+
+const { ERRNO } = fuse;
 
 type Answer<T> = (error: number, value?: T) => void;
 

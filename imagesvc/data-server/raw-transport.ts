@@ -2,53 +2,23 @@
  * FUSE spoken directly on /dev/fuse: worker threads take requests and answer what is there at once; the main thread
  * fetches the rest and writes those answers itself, which any thread may do.
  *
- * `connectFuse` is the supervisor's half: it opens the device, mounts, and agrees with the kernel. `serveRaw` is the server's.
+ * `connectFuse` is the supervisor's half: the device, mounted (linux/fuse/connect.ts). `serveRaw` is the server's.
  * The device is shared by all threads and by one server after another; the kernel gives each request to one reader.
  */
-import { closeSync, openSync, readSync, writeSync, writevSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
-import { messageOf, spawnWorker, systemCode } from '#base';
-import { MS, mount, mountsAt } from '#linux';
+import { messageOf, spawnWorker } from '#base';
+import { fuse, MS } from '#linux';
 import { fail } from '../errors.ts';
 import { READ_AHEAD_KIB, setReadAheadOf } from '../mount/read-ahead.ts';
-import {
-  type Agreement,
-  decodeHeader,
-  decodeInit,
-  ERRNO,
-  emptyHeader,
-  encodeInitReply,
-  encodeReplyHeader,
-  encodeResend,
-  type InitFlags,
-  type KernelOffer,
-  OPCODE,
-  REPLY_HEADER_BYTES,
-  REQUEST_BUFFER_BYTES,
-} from './fuse-protocol.ts';
 import { COUNTER, COUNTERS, type RawWorkerData, type ReadMessage } from './raw-messages.ts';
 import type { BlobReader, ServedBlob } from './served-blob.ts';
 import type { Transport, TransportOptions, TransportStats } from './transport.ts';
 
-export interface FuseConnection {
-  /** Of /dev/fuse. The mount lives until the last copy of it is closed. */
-  readonly fd: number;
-  readonly agreed: Agreement;
-  /** Number of the connection in /sys/fs/fuse/connections. */
-  readonly connection: number;
-}
-
-/** What a file system shows. */
-export interface FuseShape {
-  /** More flags for the answer to the kernel's first request. */
-  initFlags(offer: KernelOffer): InitFlags;
-  /** Flags of mount(2). */
-  readonly mountFlags: number;
-}
+const { COPIED_BYTES, ERRNO, REPLY_BODY, sendBody, sendBytes } = fuse;
 
 /** Blobs: flat files that nobody runs. */
-const FLAT_FILES: FuseShape = {
+const FLAT_FILES: fuse.FuseShape = {
   initFlags: () => ({ flags: 0, flags2: 0 }),
   mountFlags: MS.RDONLY | MS.NOSUID | MS.NODEV | MS.NOEXEC,
 };
@@ -57,46 +27,14 @@ const FLAT_FILES: FuseShape = {
  * Mounts at `mountPoint` and answers the kernel's first request. Nothing is served yet.
  * @throws DATA_FUSE_UNAVAILABLE
  */
-export function connectFuse(mountPoint: string, source: string, shape: FuseShape = FLAT_FILES): FuseConnection {
-  let fd: number;
+export function connectFuse(mountPoint: string, source: string, shape = FLAT_FILES): fuse.FuseConnection {
   try {
-    fd = openSync('/dev/fuse', 'r+');
+    const connection = fuse.connectFuse(mountPoint, source, shape);
+    setReadAheadOf(connection.device, READ_AHEAD_KIB);
+    return connection;
   } catch (error) {
     throw fail('DATA_FUSE_UNAVAILABLE', { reason: messageOf(error) }, error);
   }
-  try {
-    const options = `fd=${fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions`;
-    mount(source, mountPoint, 'fuse', shape.mountFlags, options);
-  } catch (error) {
-    closeSync(fd);
-    throw fail('DATA_FUSE_UNAVAILABLE', { reason: messageOf(error) }, error);
-  }
-  const agreed = agree(fd, shape);
-  // Not by stat: nobody serves it yet.
-  const device = mountsAt(mountPoint).at(-1)?.device ?? '0:0';
-  setReadAheadOf(device, READ_AHEAD_KIB);
-  return { fd, agreed, connection: Number(device.split(':')[1]) };
-}
-
-function agree(fd: number, shape: FuseShape): Agreement {
-  const request = Buffer.alloc(REQUEST_BUFFER_BYTES);
-  const lengthBytes = readSync(fd, request, 0, request.length, null);
-  const header = emptyHeader();
-  decodeHeader(request, header);
-  const reply = Buffer.alloc(256);
-  if (header.opcode !== OPCODE.INIT) {
-    throw fail('DATA_FUSE_UNAVAILABLE', { reason: `the kernel began with operation ${header.opcode}` });
-  }
-  const offer = decodeInit(request, lengthBytes);
-  const { bodyBytes, agreed } = encodeInitReply(reply, offer, shape.initFlags(offer));
-  encodeReplyHeader(reply, bodyBytes, 0, header.uniqueLow, header.uniqueHigh);
-  writeSync(fd, reply, 0, REPLY_HEADER_BYTES + bodyBytes);
-  return agreed;
-}
-
-/** Has the kernel send again what a server that is gone had taken: after its end is known, before the next one reads. */
-export function resend(fd: number): void {
-  writeSync(fd, encodeResend());
 }
 
 export interface RawOptions extends TransportOptions {
@@ -118,6 +56,7 @@ class RawTransport implements Transport {
   readonly #ports: MessagePort[] = [];
   readonly #counters: SharedArrayBuffer;
   readonly #count: Float64Array;
+  readonly #scratch = Buffer.alloc(REPLY_BODY + COPIED_BYTES, 1);
 
   constructor({ fd, blobs, reader, threads }: RawOptions) {
     this.#fd = fd;
@@ -168,15 +107,13 @@ class RawTransport implements Transport {
     } catch {
       // The reader has told whoever watches it; the kernel only takes a number.
     }
-    const header = Buffer.allocUnsafe(REPLY_HEADER_BYTES);
-    if (bytes === undefined) this.#count[COUNTER.failures]! += 1;
-    else this.#count[COUNTER.readBytes]! += length;
-    encodeReplyHeader(header, bytes?.length ?? 0, bytes === undefined ? ERRNO.EIO : 0, uniqueLow, uniqueHigh);
-    try {
-      if (bytes === undefined) writeSync(this.#fd, header);
-      else writevSync(this.#fd, [header, bytes]);
-    } catch (error) {
-      if (!['ENOENT', 'ENODEV'].includes(systemCode(error) ?? '')) throw error;
+    const asked = { uniqueLow, uniqueHigh };
+    if (bytes === undefined) {
+      this.#count[COUNTER.failures]! += 1;
+      sendBody(this.#fd, this.#scratch, asked, -ERRNO.EIO);
+    } else {
+      this.#count[COUNTER.readBytes]! += length;
+      sendBytes(this.#fd, this.#scratch, asked, bytes);
     }
   }
 }

@@ -3,23 +3,25 @@
  * not there goes to the main thread as a message, and this thread takes the next request meanwhile.
  */
 import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
+import { fuse } from '#linux';
 import { BlobFilesSystem, NO_REPLY } from './blob-files-system.ts';
 import { type BlobView, openView } from './blob-view.ts';
-import {
+import { COUNTER, COUNTERS, type RawWorkerData, type ReadMessage } from './raw-messages.ts';
+import type { ServedBlob } from './served-blob.ts';
+import { countHit, received, takeRequests } from './take-requests.ts';
+
+const {
   ERRNO,
   MAX_READ_BYTES,
   OPCODE,
+  readLength,
+  readOffset,
   REPLY_BODY,
   REPLY_HEADER_BYTES,
   REQUEST_BUFFER_BYTES,
-  type RequestHeader,
-  readLength,
-  readOffset,
-} from './fuse-protocol.ts';
-import { COUNTER, COUNTERS, type RawWorkerData, type ReadMessage } from './raw-messages.ts';
-import { sendBody } from './send-reply.ts';
-import type { ServedBlob } from './served-blob.ts';
-import { countHit, received, takeRequests } from './take-requests.ts';
+  sendBody,
+} = fuse;
+type RequestHeader = fuse.RequestHeader;
 
 const { fd, blobs, port, counters, row } = workerData as RawWorkerData & { port: MessagePort };
 const system = new BlobFilesSystem();

@@ -22,6 +22,10 @@ export interface ServerConfig {
   readonly capacityBytes?: number;
   /** Every read is noted, for `recorded`. */
   readonly record?: boolean;
+  /** Of the supervisor. */
+  readonly idleMs: number;
+  /** How long to serve without a supervisor before a new one is started. */
+  readonly orphanMs: number;
 }
 
 export type ToServer =
@@ -30,7 +34,7 @@ export type ToServer =
   | { readonly id: number; readonly op: 'cached' }
   | { readonly id: number; readonly op: 'forget'; readonly digests: readonly Digest[] }
   | { readonly id: number; readonly op: 'stats' }
-  /** Fetches ranges ahead; answered when it has begun. */
+  /** Fetches ranges ahead; answered when it has begun, and told of (`prefetched`) when it is over. */
   | { readonly id: number; readonly op: 'prefetch'; readonly digest: Digest; readonly ranges: readonly ByteRange[] }
   /** Answered with a `ChunkReport`. */
   | { readonly id: number; readonly op: 'chunks'; readonly digest: Digest }
@@ -39,6 +43,8 @@ export type ToServer =
 
 export type FromServer =
   | { readonly event: 'ready' }
+  /** The prefetch of that id is over, whatever came of it. */
+  | { readonly event: 'prefetched'; readonly id: number }
   | { readonly event: 'reply'; readonly id: number; readonly value: unknown }
   | { readonly event: 'failed'; readonly id: number; readonly message: string };
 

@@ -10,6 +10,7 @@ import type { RecordedReads } from '../trace/trace-from-reads.ts';
 import { BlobRegistry, type RegisteredBlob } from './blob-registry.ts';
 import { CachedBlobs } from './cached-blobs.ts';
 import { serveNative } from './native-transport.ts';
+import { adoptWhenOrphaned } from './orphan.ts';
 import { serveRaw } from './raw-transport.ts';
 import { ReadLog } from './read-log.ts';
 import type { ServedBlob } from './served-blob.ts';
@@ -41,6 +42,7 @@ for (const blob of registry.blobs) show(blob, registry.chunkDigests(blob));
 const transport = await serve();
 setInterval(() => cached.unpinUnused(), UNPIN_EVERY_MS).unref();
 process.on('message', (message: ToServer) => void hear(message));
+adoptWhenOrphaned(config, log);
 tell({ event: 'ready' });
 await transport.ended;
 await cached.close().catch((error: unknown) => log(messageOf(error)));
@@ -79,7 +81,7 @@ function answer(message: ToServer): unknown {
     case 'forget':
       return cached.forget(message.digests);
     case 'prefetch':
-      return cached.prefetch(message.digest, message.ranges);
+      return cached.prefetch(message.digest, message.ranges, () => tell({ event: 'prefetched', id: message.id }));
     case 'chunks':
       return { chunks: cached.chunks(message.digest)?.toString('base64') } satisfies ChunkReport;
     case 'recorded':

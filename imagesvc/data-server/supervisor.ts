@@ -13,11 +13,12 @@ import { closeSync, mkdirSync, readFileSync, readlinkSync, renameSync, rmSync, u
 import { dirname, join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { messageOf, parseDigest, systemCode } from '#base';
-import { isAlive, type ProcessIdentity, processIdentity, takeDescriptor, tryLock, umount } from '#linux';
+import { fuse, isAlive, type ProcessIdentity, processIdentity, takeDescriptor, tryLock, umount } from '#linux';
 import { fail } from '../errors.ts';
 import type { LayerFiles } from '../layer-server/layer-facts.ts';
 import { LayerRegistry } from '../layer-server/layer-registry.ts';
 import { LAYER_TREES } from '../layer-server/tree-protocol.ts';
+import { AskedAhead } from './asked-ahead.ts';
 import { BlobRegistry } from './blob-registry.ts';
 import { type ControlRequest, serveControl } from './control.ts';
 import {
@@ -32,7 +33,7 @@ import {
   writeState,
 } from './data-folders.ts';
 import { hasCopies, mountedElsewhere, waiting } from './mount-in-use.ts';
-import { connectFuse, resend } from './raw-transport.ts';
+import { connectFuse } from './raw-transport.ts';
 import type { FromServer, ServerConfig, ToServer } from './server-messages.ts';
 
 export interface SupervisorConfig {
@@ -46,6 +47,8 @@ export interface SupervisorConfig {
   readonly transport: 'auto' | 'raw' | 'native';
   /** Ends after being unused for this long, or twice that. */
   readonly idleMs: number;
+  /** See ServerConfig. */
+  readonly orphanMs: number;
   readonly threads?: number;
   readonly memoryBytes?: number;
   readonly capacityBytes?: number;
@@ -90,6 +93,7 @@ export class Supervisor {
   #timer: NodeJS.Timeout | undefined;
   #lastUseMs = performance.now();
   readonly #pending = new Map<number, Pending>();
+  readonly #ahead = new AskedAhead();
   #nextId = 1;
   #onFirst: { resolve(): void; reject(error: Error): void } | undefined;
   #onEnd = () => {};
@@ -161,13 +165,14 @@ export class Supervisor {
     this.#fd = takeDescriptor(server.pid, SERVER_FD);
     this.#canResend = canResend;
     await endProcess(server);
-    if (canResend) resend(this.#fd);
+    if (canResend) fuse.resend(this.#fd);
     log(`took over the mount from process ${server.pid}`);
   }
 
   #startServer(): void {
     if (this.#stopping) return;
-    const { id, runDir, cacheDir, storeUrl, threads, memoryBytes, capacityBytes, record } = this.#config;
+    const { id, runDir, cacheDir, storeUrl, threads, memoryBytes, capacityBytes, record, idleMs, orphanMs } =
+      this.#config;
     const config: ServerConfig = {
       storeUrl,
       transport: this.#transport,
@@ -181,6 +186,8 @@ export class Supervisor {
       memoryBytes,
       capacityBytes,
       record,
+      idleMs,
+      orphanMs,
     };
     const child = spawn(process.execPath, [...this.#server, JSON.stringify(config)], {
       stdio: ['ignore', 'inherit', 'inherit', this.#fd ?? 'ignore', 'ipc'],
@@ -201,9 +208,15 @@ export class Supervisor {
       this.#everReady = true;
       this.#failedStarts = 0;
       for (const { message } of this.#pending.values()) child.send(message);
+      for (const message of this.#ahead.forNextServer()) if (!this.#pending.has(message.id)) child.send(message);
       this.#onFirst?.resolve();
       return;
     }
+    if (message.event === 'prefetched') {
+      this.#ahead.over(message.id);
+      return;
+    }
+    if (message.event === 'failed') this.#ahead.over(message.id);
     const pending = this.#pending.get(message.id);
     if (pending === undefined) return;
     this.#pending.delete(message.id);
@@ -231,7 +244,7 @@ export class Supervisor {
     this.#restarts++;
     if (this.#fading) {
       try {
-        resend(this.#fd!);
+        fuse.resend(this.#fd!);
       } catch {
         return this.#finish();
       }
@@ -242,7 +255,7 @@ export class Supervisor {
       // A native mount is dead with its server. What was opened on it stays so; what comes next works.
       this.#unmount({ lazy: true });
     } else if (this.#canResend) {
-      resend(this.#fd);
+      fuse.resend(this.#fd);
     } else if (waiting(this.#folders.mountPoint) > 0) {
       return this.#giveUp('this kernel cannot send requests again (Linux 6.9 can), and some were lost');
     }
@@ -262,6 +275,7 @@ export class Supervisor {
     return new Promise((resolve, reject) => {
       const full = { ...message, id } as ToServer;
       this.#pending.set(id, { message: full, resolve, reject });
+      if (full.op === 'prefetch') this.#ahead.note(full);
       if (this.#ready) this.#child?.send(full);
     });
   }

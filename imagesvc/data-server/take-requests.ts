@@ -3,11 +3,12 @@
  * read(2), so it hears nothing: what was added since waits on a port, emptied by `received` when a request names what the thread
  * does not know. Whoever adds has put it there before anyone can ask.
  */
-import { readSync } from 'node:fs';
 import { type MessagePort, receiveMessageOnPort } from 'node:worker_threads';
-import { systemCode } from '#base';
-import { decodeHeader, emptyHeader, isResent, type RequestHeader } from './fuse-protocol.ts';
+import { fuse } from '#linux';
 import { COUNTER } from './raw-messages.ts';
+
+const { decodeHeader, emptyHeader, GONE, isResent, NONE, readRequest } = fuse;
+type RequestHeader = fuse.RequestHeader;
 
 /** `header` and `request` are good until `answer` returns. */
 export function takeRequests(
@@ -18,15 +19,9 @@ export function takeRequests(
 ): void {
   const header = emptyHeader();
   for (;;) {
-    let lengthBytes: number;
-    try {
-      lengthBytes = readSync(fd, request, 0, request.length, null);
-    } catch (error) {
-      // ENOENT: the reader gave up before we took its request.
-      if (['ENOENT', 'EINTR', 'EAGAIN'].includes(systemCode(error) ?? '')) continue;
-      if (systemCode(error) === 'ENODEV') return;
-      throw error;
-    }
+    const lengthBytes = readRequest(fd, request);
+    if (lengthBytes === GONE) return;
+    if (lengthBytes === NONE) continue;
     decodeHeader(request, header);
     if (isResent(header)) count[COUNTER.resent]! += 1;
     answer(header, lengthBytes);

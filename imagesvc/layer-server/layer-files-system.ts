@@ -9,17 +9,8 @@
  */
 import { type ByteString, fromText, hexOf, isDsecError } from '#base';
 import { erofs } from '#converter';
+import { fuse } from '#linux';
 import { NO_REPLY } from '../data-server/blob-files-system.ts';
-import {
-  decodeName,
-  ERRNO,
-  encodeStatfs,
-  OPCODE,
-  REPLY_BODY,
-  type RequestHeader,
-  readLength,
-  readOffset,
-} from '../data-server/fuse-protocol.ts';
 import type { DirEntry } from '../reader/directory.ts';
 import type { ErofsReader } from '../reader/erofs-reader.ts';
 import { type Inode, isDirectory, isRegular } from '../reader/inode.ts';
@@ -43,6 +34,9 @@ import {
   xattrName,
   xattrRoom,
 } from './tree-protocol.ts';
+
+const { decodeName, encodeStatfs, ERRNO, OPCODE, readLength, readOffset, REPLY_BODY } = fuse;
+type RequestHeader = fuse.RequestHeader;
 
 /** It cannot be answered here and now. */
 export const LATER = Number.MIN_SAFE_INTEGER + 1;

@@ -3,6 +3,7 @@
  * the device belongs to the supervisor, as with the data server's blobs.
  */
 import { hexOf, messageOf } from '#base';
+import { adoptWhenOrphaned } from '../data-server/orphan.ts';
 import type { FromServer, ServerConfig, ServerStats, ToServer } from '../data-server/server-messages.ts';
 import { nodeFolders } from '../mount/node-folders.ts';
 import type { OpenedLayer, RegisteredLayer } from './layer-facts.ts';
@@ -31,6 +32,7 @@ const transport = new LayerTransport({
   onFailure: noteFailure,
 });
 process.on('message', (message: ToServer) => void hear(message));
+adoptWhenOrphaned(config, log);
 tell({ event: 'ready' });
 await transport.ended;
 process.exit(0);
@@ -80,5 +82,9 @@ function tell(message: FromServer): void {
 function noteFailure(error: unknown): void {
   if (performance.now() - notedAtMs < 1000) return;
   notedAtMs = performance.now();
-  process.stderr.write(`${new Date().toISOString()} layer server ${process.pid}: ${messageOf(error)}\n`);
+  log(messageOf(error));
+}
+
+function log(text: string): void {
+  process.stderr.write(`${new Date().toISOString()} layer server ${process.pid}: ${text}\n`);
 }

@@ -5,24 +5,27 @@
 import { availableParallelism } from 'node:os';
 import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
 import { spawnWorker } from '#base';
-import {
-  decodeHeader,
-  decodeName,
-  ERRNO,
-  emptyHeader,
-  MAX_READ_BYTES,
-  OPCODE,
-  type RequestHeader,
-  readLength,
-  readOffset,
-} from '../data-server/fuse-protocol.ts';
+import { fuse } from '#linux';
 import { COUNTER, COUNTERS } from '../data-server/raw-messages.ts';
 import { endOf, statsOf } from '../data-server/raw-transport.ts';
-import { sendBody, sendBytes } from '../data-server/send-reply.ts';
 import type { TransportStats } from '../data-server/transport.ts';
 import { layerNumberOf, type OpenedLayer, ROOT_NODE } from './layer-facts.ts';
 import { errnoOf, LATER, LayerFilesSystem } from './layer-files-system.ts';
 import type { LayerWorkerData } from './layer-messages.ts';
+
+const {
+  decodeHeader,
+  decodeName,
+  emptyHeader,
+  ERRNO,
+  MAX_READ_BYTES,
+  OPCODE,
+  readLength,
+  readOffset,
+  sendBody,
+  sendBytes,
+} = fuse;
+type RequestHeader = fuse.RequestHeader;
 
 export interface LayerTransportOptions {
   readonly fd: number;

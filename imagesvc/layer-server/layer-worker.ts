@@ -4,22 +4,25 @@
  * next request meanwhile.
  */
 import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
+import { fuse } from '#linux';
 import { NO_REPLY } from '../data-server/blob-files-system.ts';
-import {
-  MAX_READ_BYTES,
-  OPCODE,
-  REPLY_HEADER_BYTES,
-  REQUEST_BUFFER_BYTES,
-  type RequestHeader,
-  readLength,
-  readOffset,
-} from '../data-server/fuse-protocol.ts';
 import { COUNTER, COUNTERS } from '../data-server/raw-messages.ts';
-import { sendBody, sendBytes } from '../data-server/send-reply.ts';
 import { countHit, received, takeRequests } from '../data-server/take-requests.ts';
 import type { OpenedLayer } from './layer-facts.ts';
 import { errnoOf, LATER, LayerFilesSystem } from './layer-files-system.ts';
 import type { LayerWorkerData } from './layer-messages.ts';
+
+const {
+  MAX_READ_BYTES,
+  OPCODE,
+  readLength,
+  readOffset,
+  REPLY_HEADER_BYTES,
+  REQUEST_BUFFER_BYTES,
+  sendBody,
+  sendBytes,
+} = fuse;
+type RequestHeader = fuse.RequestHeader;
 
 const { fd, layers, port, counters, row } = workerData as LayerWorkerData & { port: MessagePort };
 const system = new LayerFilesSystem();

@@ -1,13 +1,13 @@
 /**
- * The kernel's FUSE messages for a tree of files of every kind, beside what data-server/fuse-protocol.ts has for flat ones:
+ * The kernel's FUSE messages for a tree of files of every kind, beside what linux/fuse/fuse-protocol.ts has for flat ones:
  * whole attributes, directory entries with attributes, extended attributes, the place of holes.
  */
 import type { ByteString } from '#base';
 import { erofs } from '#converter';
-import { MS } from '#linux';
-import { INIT_FLAG, INIT_FLAG2, REPLY_BODY, REQUEST_HEADER_BYTES } from '../data-server/fuse-protocol.ts';
-import type { FuseShape } from '../data-server/raw-transport.ts';
+import { fuse, MS } from '#linux';
 import type { Inode } from '../reader/inode.ts';
+
+const { INIT_FLAG, INIT_FLAG2, REPLY_BODY, REQUEST_HEADER_BYTES } = fuse;
 
 export const TREE_OPCODE = { READLINK: 5, GETXATTR: 22, LISTXATTR: 23, READDIRPLUS: 44, LSEEK: 46 } as const;
 
@@ -21,7 +21,7 @@ const HANDLES_BROKEN_MINOR = 44;
  * ACL. OverlayFS keeps a handle of the file that a copied one came from, to show the same inode number after a remount; where
  * resolving it would make the file vanish, it gets none, and the number changes.
  */
-export const LAYER_TREES: FuseShape = {
+export const LAYER_TREES: fuse.FuseShape = {
   mountFlags: MS.RDONLY,
   initFlags({ minor }) {
     const broken = minor >= HANDLES_BROKEN_MINOR;

@@ -2,8 +2,8 @@
  * `dsec verify`: every blob of an image against its digest, every chunk against its chunk digest, and the structure of
  * every layer. All of it is looked at, whatever is wrong; the first problems are listed, all are counted.
  */
-import { createHash } from 'node:crypto';
 import { type Digest, hexOf, isDsecError, messageOf, type Progress, silent } from '#base';
+import { createBlobSha256, createSha256 } from '#linux';
 import { CHUNK_BYTES, type ErofsLayer, type Image } from '../catalog/image.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
 import { openLayer } from './open-layer.ts';
@@ -70,6 +70,11 @@ export async function verifyImage(store: BlobStore, image: Image, options: Verif
     }
   }
 
+  for (const { blob, chunkDigests } of image.disk?.layers ?? []) {
+    await check(chunkDigests);
+    await check(blob, chunkDigests);
+  }
+
   const counts: StructureCounts = { inodes: 0, directories: 0, files: 0, links: 0, extents: 0, fileBytes: 0 };
   for (const [k, layer] of image.layers.entries()) {
     progress({ task: `verify layer ${k + 1}/${image.layers.length}`, phase: 'structure' });
@@ -80,7 +85,7 @@ export async function verifyImage(store: BlobStore, image: Image, options: Verif
   return {
     image: image.name,
     ok: problemCount === 0,
-    layers: image.layers.length,
+    layers: image.disk?.layers.length ?? image.layers.length,
     blobs: checked.size,
     blobBytes,
     chunks,
@@ -129,33 +134,23 @@ async function readAndCheck(
   table: Buffer | undefined,
   report: ReportBlob,
 ): Promise<boolean> {
-  const whole = createHash('sha256');
-  let chunk = createHash('sha256');
+  // With its chunks in one pass where there is a table of them: see linux/sha256.ts.
+  const whole = table === undefined ? createSha256() : createBlobSha256(CHUNK_BYTES);
   let sizeBytes = 0;
-  const endChunk = () => {
-    const index = Math.ceil(sizeBytes / CHUNK_BYTES) - 1;
-    const expected = table!.subarray(index * 32, index * 32 + 32);
-    if (!chunk.digest().equals(expected)) {
-      report(blob.digest, `chunk ${index} (from byte ${index * CHUNK_BYTES}) differs from its digest`);
-    }
-    chunk = createHash('sha256');
-  };
   for await (const piece of store.stream(blob.digest)) {
     whole.update(piece);
-    if (table === undefined) {
-      sizeBytes += piece.length;
-      continue;
-    }
-    for (let at = 0; at < piece.length; ) {
-      const take = Math.min(piece.length - at, CHUNK_BYTES - (sizeBytes % CHUNK_BYTES));
-      chunk.update(piece.subarray(at, at + take));
-      at += take;
-      sizeBytes += take;
-      if (sizeBytes % CHUNK_BYTES === 0) endChunk();
-    }
+    sizeBytes += piece.length;
   }
-  if (table !== undefined && sizeBytes % CHUNK_BYTES !== 0) endChunk();
-  const actual = whole.digest('hex');
+  let actual: string;
+  if ('finish' in whole) {
+    const { hex, digests } = whole.finish();
+    for (let index = 0; index * 32 < digests.length; index++) {
+      const [from, to] = [index * 32, index * 32 + 32];
+      if (table!.subarray(from, to).equals(digests.subarray(from, to))) continue;
+      report(blob.digest, `chunk ${index} (from byte ${index * CHUNK_BYTES}) differs from its digest`);
+    }
+    actual = hex;
+  } else actual = whole.digest().toString('hex');
   if (sizeBytes !== blob.size) report(blob.digest, `it has ${sizeBytes} bytes, expected ${blob.size}`);
   const isWhole = actual === hexOf(blob.digest);
   if (!isWhole) report(blob.digest, `its bytes have the digest sha256:${actual}`);

@@ -20,6 +20,11 @@ export class Metrics {
     this.#add(name, { help, type: 'gauge', text: (metric: string) => gaugeText(metric, read()) });
   }
 
+  /** A counter that is kept elsewhere, read when the metrics are asked for. */
+  total(name: string, help: string, read: () => readonly (readonly [Labels, number])[]): void {
+    this.#add(name, { help, type: 'counter', text: (metric: string) => gaugeText(metric, read()) });
+  }
+
   histogram(name: string, help: string, bounds: readonly number[]): Histogram {
     return this.#add(name, new Histogram(help, bounds));
   }

@@ -3,6 +3,7 @@
  * between would cost more than everything else that a ranged read does here (twice the processor time for 256 KiB, measured).
  */
 import type { Dispatcher } from 'undici';
+import type { StopSignal } from '#base';
 
 export interface HttpResponse {
   readonly status: number;
@@ -20,7 +21,7 @@ export interface HttpRequest {
 }
 
 /** Once the answer has begun. @throws what undici throws, or the signal's reason */
-export function exchange(agent: Dispatcher, request: HttpRequest, signal: AbortSignal): Promise<HttpResponse> {
+export function exchange(agent: Dispatcher, request: HttpRequest, signal: StopSignal): Promise<HttpResponse> {
   return new Promise((begun, failed) => {
     let controller: Dispatcher.DispatchController | undefined;
     let body: ResponseBody | undefined;

@@ -3,13 +3,27 @@
  * put there. Blobs are read by range; names are the repository's tags, `REPOSITORY:TAG`, where the repository's last part
  * alone does as well. Ordinary images among them are seen, and say themselves that they are not converted.
  */
-import { type Digest, digestOf, isDigest, isDsecError } from '#base';
+import {
+  abortSignalOf,
+  type Digest,
+  digestFromHex,
+  digestOf,
+  hexOf,
+  isDigest,
+  isDsecError,
+  type StopSignal,
+} from '#base';
 import type { RangeSource } from '#chunk-cache';
 import type { RegistryClient } from '#converter';
 import { fail } from '../errors.ts';
+import { traceManifestsIn } from '../trace/registry-traces.ts';
+import { joinTraces, parseTracesManifest } from '../trace/trace-artifact.ts';
+import { TRACE_RECORDS } from '../trace/trace-name.ts';
 import type { BlobStore, Hold, Ref, Staging } from './blob-store.ts';
 import { checkRecordKey, parseImageName } from './image-name.ts';
 
+/** No image: where a registry that keeps no list of referrers has it (converter/source/referrers.ts). */
+const REFERRERS_TAG = /^sha256-[0-9a-f]{64}$/;
 const PIECE_BYTES = 8 * 1024 * 1024;
 /** A blob that is read whole into memory: metadata. */
 const MAX_WHOLE_BYTES = 1024 * 1024 * 1024;
@@ -27,8 +41,9 @@ export class RegistryStore implements BlobStore {
   /** Digests that are manifests, which registries keep apart from blobs. */
   readonly #manifests = new Map<Digest, Buffer>();
 
-  private constructor(registry: string, repository: string, client: RegistryClient) {
-    this.url = `docker://${registry}/${repository}`;
+  private constructor(registry: string, repository: string, client: RegistryClient, insecure: boolean) {
+    // What remembers it (a disk, a data server) opens it again by this.
+    this.url = `docker://${registry}/${repository}${insecure ? '?insecure=1' : ''}`;
     this.#repository = repository;
     this.#client = client;
     this.ranges = {
@@ -53,7 +68,7 @@ export class RegistryStore implements BlobStore {
       throw refuse('a store is a repository: leave the tag out, it is the name of the image');
     }
     const insecure = ['', '1', 'true'].includes(parameters.get('insecure') ?? '0');
-    return new RegistryStore(registry, repository, new RegistryClient({ registry, insecure }));
+    return new RegistryStore(registry, repository, new RegistryClient({ registry, insecure }), insecure);
   }
 
   async stat(digest: Digest): Promise<{ sizeBytes: number } | undefined> {
@@ -123,11 +138,12 @@ export class RegistryStore implements BlobStore {
       if (isDsecError(error) && error.http === 404) return [];
       throw error;
     });
+    const images = tags.filter((tag) => !REFERRERS_TAG.test(tag));
     const refs: Ref[] = [];
     let next = 0;
     const readSome = async () => {
-      while (next < tags.length) {
-        const ref = await this.getRef(`${this.#repository}:${tags[next++]}`);
+      while (next < images.length) {
+        const ref = await this.getRef(`${this.#repository}:${images[next++]}`);
         if (ref !== undefined) refs.push(ref);
       }
     };
@@ -152,9 +168,23 @@ export class RegistryStore implements BlobStore {
     return undefined;
   }
 
-  async listRecords(kind: string): Promise<string[]> {
+  /** Of an image, the traces that were pushed with it. Other records no registry has. */
+  async listRecords(kind: string, prefix = ''): Promise<string[]> {
     checkRecordKey(kind, 'any');
-    return [];
+    const hex = /^([0-9a-f]{64})\.$/.exec(prefix)?.[1];
+    if (kind !== TRACE_RECORDS || hex === undefined) return [];
+    const image = digestFromHex(hex);
+    // Who is not let in there still reads images.
+    const manifests = await traceManifestsIn(this.#client, this.#repository, image).catch((error: unknown) => {
+      if (isDsecError(error) && !error.retryable) return [];
+      throw error;
+    });
+    const found = manifests.flatMap((bytes) => parseTracesManifest(bytes, image) ?? []);
+    found.sort((a, b) => b.revision - a.revision);
+    return joinTraces(found.map(({ traces }) => traces)).map(({ name, blob }) => {
+      this.#sizes.set(blob.digest, blob.size);
+      return `${hex}.${hexOf(blob.digest)}.${name}`;
+    });
   }
 
   async oldestStagingMs(): Promise<undefined> {
@@ -205,7 +235,7 @@ export class RegistryStore implements BlobStore {
     return fail('STORE_NO_WRITES', { store: this.url, why: 'it is a registry' });
   }
 
-  async #read(digest: Digest, offset: number, length: number, signal: AbortSignal | undefined): Promise<Buffer> {
+  async #read(digest: Digest, offset: number, length: number, signal: StopSignal | undefined): Promise<Buffer> {
     // Known after the first read; a range beyond the end would be an odd answer instead of a clear one.
     const found = await this.stat(digest);
     if (found === undefined) throw fail('STORE_BLOB_MISSING', { digest, store: this.url });
@@ -214,7 +244,7 @@ export class RegistryStore implements BlobStore {
     }
     const manifest = this.#manifests.get(digest);
     if (manifest !== undefined) return Buffer.from(manifest.subarray(offset, offset + length));
-    return this.#client.readBlobRange(this.#repository, digest, offset, length, signal);
+    return this.#client.readBlobRange(this.#repository, digest, offset, length, signal && abortSignalOf(signal));
   }
 
   async #manifest(digest: Digest): Promise<Buffer | undefined> {

@@ -7,7 +7,8 @@
  * that is not the one asked for is refused, and every request ends within a deadline that grows with its size.
  */
 import type { Dispatcher } from 'undici';
-import type { DsecError } from '#base';
+import { type DsecError, StopController, type StopSignal } from '#base';
+import { ArrivalDigests, type RangeOptions as SourceOptions } from '#chunk-cache';
 import { loadHttpAgents } from '#converter';
 import { fail } from '../errors.ts';
 import { exchange, type HttpResponse as Response } from './http-exchange.ts';
@@ -52,8 +53,11 @@ interface Request {
   readonly headers?: Readonly<Record<string, string>>;
   readonly action: string;
   readonly expectedBytes?: number;
-  readonly signal?: AbortSignal;
+  readonly signal?: StopSignal;
+  readonly hashed?: boolean;
 }
+
+export type RangeOptions = Pick<SourceOptions, 'signal' | 'hashed'>;
 
 /** One set of connections for each set of authorities, for the whole process. */
 const agents = new Map<string, Promise<Dispatcher>>();
@@ -75,11 +79,11 @@ export class S3Ranges {
     key: string,
     offset: number,
     length: number,
-    signal?: AbortSignal,
+    { signal, hashed }: RangeOptions = {},
   ): Promise<Buffer | { sizeBytes: number } | undefined> {
     const action = `read of ${key}, bytes ${offset} to ${offset + length - 1}`;
     const headers = { range: `bytes=${offset}-${offset + length - 1}` };
-    const request: Request = { method: 'GET', key, headers, action, expectedBytes: length, signal };
+    const request: Request = { method: 'GET', key, headers, action, expectedBytes: length, signal, hashed };
     return this.#exchange(request, async (response) => {
       if (response.status === 206) {
         const total = this.#contentRange(response, request, offset, length);
@@ -233,6 +237,7 @@ export class S3Ranges {
       throw this.#strange(request, `${declared} bytes instead of ${length}`);
     }
     const out = Buffer.allocUnsafeSlow(length);
+    const digests = request.hashed === true ? new ArrivalDigests(out) : undefined;
     let done = 0;
     let left = skip;
     await response.body.each((piece) => {
@@ -240,6 +245,7 @@ export class S3Ranges {
       left -= piece.length - useful.length;
       if (whole && done + useful.length > length) throw this.#strange(request, `more than ${length} bytes`);
       done += useful.copy(out, done, 0, Math.min(useful.length, length - done));
+      digests?.cameTo(done);
       return whole || done < length;
     });
     if (done < length)
@@ -300,7 +306,7 @@ export class S3Ranges {
   /** Sends, lets `use` read the answer, and gives up what is left of it. */
   async #exchange<T>(request: Request, use: (response: Response) => Promise<T>): Promise<T> {
     request.signal?.throwIfAborted();
-    const ending = new AbortController();
+    const ending = new StopController();
     const deadlineMs = Math.min(MAX_DEADLINE_MS, DEADLINE_MS + ((request.expectedBytes ?? 0) / SLOWEST_BYTES) * 1000);
     const onAbort = () => ending.abort(request.signal!.reason);
     request.signal?.addEventListener('abort', onAbort, { once: true });
@@ -336,7 +342,7 @@ export class S3Ranges {
     }
   }
 
-  async #send(request: Request, signal: AbortSignal): Promise<Response> {
+  async #send(request: Request, signal: StopSignal): Promise<Response> {
     const access = this.#access;
     if (this.#signer === undefined || this.#address === undefined) {
       const region = await access.region();

@@ -12,7 +12,7 @@
 import { lstat, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
-import { type Digest, digestFromHex, digestOf, hexOf, isDigest, isDsecError } from '#base';
+import { type Digest, digestFromHex, digestOf, hexOf, isDigest, isDsecError, type StopSignal } from '#base';
 import type { RangeSource } from '#chunk-cache';
 import { fail } from '../errors.ts';
 import type { BlobStore, DamagedRef, Descriptor, Hold, Ref, Staging } from './blob-store.ts';
@@ -22,7 +22,7 @@ import { checkRecordKey, isImageName, isRecordKey, parseImageName } from './imag
 import { parseDescriptor } from './ref-file.ts';
 import { S3Access } from './s3-access.ts';
 import { type LeaseTimes, S3Leases } from './s3-leases.ts';
-import { type S3Page, S3Ranges } from './s3-ranges.ts';
+import { type RangeOptions, type S3Page, S3Ranges } from './s3-ranges.ts';
 import { parseS3Url } from './s3-url.ts';
 import { S3Writer, type S3WriterSizes } from './s3-writer.ts';
 import { makeStaging, sweepFolders } from './staging.ts';
@@ -80,7 +80,7 @@ export class S3Store implements BlobStore {
     };
     this.#leases = new S3Leases(objects, this.url, leases);
     this.ranges = {
-      readRange: (blob, offset, length, { signal }) => this.#range(blob, offset, length, signal),
+      readRange: (blob, offset, length, options) => this.#range(blob, offset, length, options),
     };
   }
 
@@ -107,7 +107,7 @@ export class S3Store implements BlobStore {
   async read(digest: Digest, offset: number, length: number): Promise<Buffer> {
     return this.#again(
       `read of ${digest}`,
-      (signal) => this.#range(digest, offset, length, signal),
+      (signal) => this.#range(digest, offset, length, { signal }),
       Math.max(0, length),
     );
   }
@@ -321,7 +321,7 @@ export class S3Store implements BlobStore {
   }
 
   /** One try. */
-  async #range(digest: Digest, offset: number, length: number, signal: AbortSignal | undefined): Promise<Buffer> {
+  async #range(digest: Digest, offset: number, length: number, options: RangeOptions): Promise<Buffer> {
     const key = this.#blobKey(digest);
     const short = (sizeBytes: number) =>
       fail('STORE_SHORT_READ', { digest, offset, length, got: Math.max(0, sizeBytes - offset) });
@@ -333,7 +333,7 @@ export class S3Store implements BlobStore {
       if (length < 0 || offset < 0 || offset > found.sizeBytes) throw short(found.sizeBytes);
       return Buffer.alloc(0);
     }
-    const found = await this.#ranges.range(key, offset, length, signal);
+    const found = await this.#ranges.range(key, offset, length, options);
     if (found === undefined) throw missing();
     if (!Buffer.isBuffer(found)) throw short(found.sizeBytes);
     return found;
@@ -424,7 +424,7 @@ export class S3Store implements BlobStore {
     }
   }
 
-  #again<T>(what: string, work: (signal: AbortSignal | undefined) => Promise<T>, bytes = 0): Promise<T> {
+  #again<T>(what: string, work: (signal: StopSignal | undefined) => Promise<T>, bytes = 0): Promise<T> {
     return retryCall(work, () => `${this.url}: ${what}`, retryFor(bytes, this.#retry));
   }
 }

@@ -4,7 +4,7 @@
  * writes are idempotent, so the SDK's retries are safe. Bodies are buffers, signed with their sha256: what arrives is what was sent.
  */
 import { type FileHandle, open } from 'node:fs/promises';
-import { messageOf } from '#base';
+import { abortSignalOf, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import { retryCall } from './decorators/retry-call.ts';
 import { readFully } from './durable-file.ts';
@@ -206,7 +206,7 @@ export class S3Writer {
       // The SDK tries again what it knows; this is for odd answers, such as a gateway gives whose folder vanished under it.
       return await retryCall(
         (signal) =>
-          work(signal ?? ending.signal).catch((error) => {
+          work(signal === undefined ? ending.signal : abortSignalOf(signal)).catch((error) => {
             throw signal?.aborted ? signal.reason : sdkFailure(asked, error);
           }),
         () => `${this.#store}: ${action}`,

@@ -9,7 +9,7 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { type Digest, hexOf, messageOf, type Progress, silent } from '#base';
-import { allBlobsOf, openImage, publishManifest } from '../catalog/catalog.ts';
+import { allBlobsOf, openAnyImage, publishManifest } from '../catalog/catalog.ts';
 import type { Image } from '../catalog/image.ts';
 import { inParallel } from '../catalog/parallel.ts';
 import { verified } from '../catalog/verified-stream.ts';
@@ -60,7 +60,8 @@ export async function syncImages(
 ): Promise<SyncedImages> {
   const { progress = silent, signal, parallel = 4 } = options;
   const images: Image[] = [];
-  for (const name of new Set(names.map((name) => parseImageName(name).full))) images.push(await openImage(from, name));
+  for (const name of new Set(names.map((name) => parseImageName(name).full)))
+    images.push(await openAnyImage(from, name));
   const traces = await keptTraces(from);
   const staging = await to.stage();
   try {

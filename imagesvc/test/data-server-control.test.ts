@@ -1,7 +1,7 @@
 /** The control socket: who may speak, and what comes of bad requests. And what of a blob is written down. */
 import { execFile } from 'node:child_process';
 import { chmodSync, mkdtempSync, readdirSync, realpathSync, rmSync } from 'node:fs';
-import { createConnection } from 'node:net';
+import { createConnection, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -50,6 +50,30 @@ describe.skipIf(!isRoot)('the control socket', () => {
     const server = await serveControl(long, async () => 'far');
     expect(await askControl(long, { op: 'status' })).toEqual({ ok: true, value: 'far' });
     server.close();
+  });
+
+  it('fails when the other end is torn off, and nothing more comes of it', async () => {
+    const torn = join(root, 'torn');
+    // What was sent and not read when a socket is closed resets the other end.
+    const server = createServer((socket) => setImmediate(() => socket.destroy()));
+    await new Promise<void>((listening) => server.listen(torn, listening));
+    for (let i = 0; i < 20; i++) {
+      await expect(askControl(torn, { op: 'status' })).rejects.toMatchObject({
+        code: expect.stringMatching(/^(ECONNRESET|EPIPE)$/) as string,
+      });
+    }
+    server.close();
+    // The same from the asking side: whoever serves goes on.
+    for (let i = 0; i < 20; i++) {
+      const socket = createConnection({ path });
+      socket.on('error', () => {});
+      socket.once('connect', () => {
+        socket.write('{"op":"status"}\n'.repeat(50));
+        setImmediate(() => socket.destroy());
+      });
+      await new Promise((closed) => socket.once('close', closed));
+    }
+    expect(await askControl(path, { op: 'status' })).toEqual({ ok: true, value: { fine: true } });
   });
 
   it('tells an error by its code', async () => {

@@ -49,6 +49,8 @@ const isRoot = process.getuid?.() === 0;
 const noNative = nativeUnavailable();
 if (!isRoot) console.log('data server: skipped: it needs root');
 
+const HALF_AN_HOUR_MS = 30 * 60_000;
+
 describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
   let root: string;
   let storeFolder: string;
@@ -205,7 +207,7 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
   it('goes on without its supervisor, and the next command gives it a new one', async () => {
     freshNode();
     const target = folder('orphaned');
-    await mountLazily(target);
+    await mountLazily(target, { orphanMs: HALF_AN_HOUR_MS });
     const data = await server();
     const until = join(root, 'orphaned-until');
     const reader = hashUntil(target, until, hashers);
@@ -222,6 +224,28 @@ describe.skipIf(!isRoot)('a lazy mount', { timeout: 180_000 }, () => {
     await waitFor(async () => (await data.status()).restarts === 1 && (await data.status()).ready);
     writeFileSync(until, '');
     expect(await reader).toMatchObject({ errors: [], hashes: [expectedHash] });
+  });
+
+  it('gets another supervisor by itself, though no command comes', async () => {
+    freshNode();
+    const target = folder('alone');
+    await mountLazily(target, { orphanMs: 100, idleMs: 300 });
+    const data = await server();
+    const until = join(root, 'alone-until');
+    const reader = hashUntil(target, until, hashers);
+    const before = await data.status();
+    process.kill(before.supervisor, 'SIGKILL');
+    const renewed = async () => {
+      const status = await data.status().catch(() => undefined);
+      return status?.ready === true && status.supervisor !== before.supervisor;
+    };
+    await waitFor(renewed);
+    expect(processIdentity(before.server)).toBeUndefined();
+    writeFileSync(until, '');
+    expect(await reader).toMatchObject({ errors: [], hashes: [expectedHash] });
+    // So it ends when nobody uses it any more, as ever.
+    for (const mounted of await listMounts(folders)) await unmount(mounted.id, folders);
+    await waitFor(() => listDataServers(folders).length === 0);
   });
 
   it('is reclaimed when everything that served it is gone', async () => {

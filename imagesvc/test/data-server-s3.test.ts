@@ -6,9 +6,10 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { chunkFacts } from '#chunk-cache';
 import { readMountInfo, umount } from '#linux';
 import { openImage } from '../catalog/catalog.ts';
-import type { Image } from '../catalog/image.ts';
+import { CHUNK_BYTES, type Image } from '../catalog/image.ts';
 import { convertToStore } from '../convert/convert-to-store.ts';
 import { type DataServerPrograms, ensureDataServer, stopDataServers } from '../data-server/data-server.ts';
 import { blobFilesFor } from '../data-server/lazy-blob-files.ts';
@@ -86,5 +87,34 @@ describe.skipIf(program === undefined)('a mount of an S3 store', { timeout: 120_
     expect(line).toContain((await reading).stdout.slice(0, 32));
     expect(differences(expected, attributesOf(target))).toEqual([]);
     expect((await data.stats()).transport.failures).toBe(0);
+  });
+
+  it('goes on fetching ahead when the server is killed that was at it', async () => {
+    folders = { runDir: join(root, 'run-ahead'), cacheDir: join(root, 'cache-ahead') };
+    const target = folder('ahead');
+    await mountImage({ files: blobFilesFor({ store, programs, ...folders }), image, target, ...folders });
+    const data = await ensureDataServer(store.url, { programs, ...folders });
+    const { digest, size } = image.layers[0]!.devices[0]!.blob;
+    const presentOnes = async () => [...(await data.chunks(digest))!].filter((byte) => chunkFacts(byte).present).length;
+    const { goOn } = s3.pause();
+    try {
+      await data.prefetch(digest, [{ offset: 0, length: size }]);
+      expect((await data.stats()).prefetching).toBe(1);
+      expect(await presentOnes()).toBe(0);
+      process.kill((await data.status()).server!, 'SIGKILL');
+      while ((await data.status()).restarts === 0) await delay(20);
+    } finally {
+      goOn();
+    }
+    // Nobody reads: what comes is what was asked for before.
+    while ((await presentOnes()) < Math.ceil(size / CHUNK_BYTES)) await delay(50);
+    while ((await data.stats()).prefetching !== 0) await delay(50);
+    // What is over is not asked of the next server.
+    process.kill((await data.status()).server!, 'SIGKILL');
+    while ((await data.status()).restarts === 1 || !(await data.status()).ready) await delay(20);
+    expect((await data.stats()).cache).toMatchObject({ prefetchReads: 0 });
+    for (const mounted of await listMounts(folders)) await unmount(mounted.id, { ...folders, lazy: true });
+    await stopDataServers({ ...folders, force: true });
+    folders = { runDir: join(root, 'run'), cacheDir: join(root, 'cache') };
   });
 });

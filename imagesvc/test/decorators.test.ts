@@ -1,6 +1,6 @@
 /** The decorators around range sources, with clocks of the test's own. */
 import { describe, expect, test } from 'vitest';
-import { DsecError, digestOf } from '#base';
+import { DsecError, digestOf, type StopSignal } from '#base';
 import type { FetchPriority, RangeSource } from '#chunk-cache';
 import { fail } from '../errors.ts';
 import { RetryAllowance, type RetryClock } from '../store/decorators/retry-call.ts';
@@ -22,7 +22,7 @@ class Asked implements RangeSource {
   readonly calls: {
     offset: number;
     priority: FetchPriority;
-    signal: AbortSignal | undefined;
+    signal: StopSignal | undefined;
     answer(bytes?: Buffer): void;
     refuse(error: unknown): void;
   }[] = [];

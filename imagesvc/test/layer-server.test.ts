@@ -297,6 +297,7 @@ describe.skipIf(!isRoot)('our reader behind FUSE', { timeout: 180_000 }, () => {
   it('outlives its supervisor, which the next command replaces', async () => {
     freshNode();
     const target = folder('orphan');
+    await ensureDataServer(LAYERS, { programs, ...folders, orphanMs: 30 * 60_000 });
     await mountWith('reader', { image: small, target });
     const wanted = (await hash(target, 1)).hashes;
     const { supervisor } = await (await layerServer()).status();

@@ -78,6 +78,13 @@ export class LoopbackS3 {
     }
   }
 
+  /** It takes connections and answers none, until it is let go on. */
+  pause(): { goOn(): void } {
+    const server = this.#server!;
+    server.kill('SIGSTOP');
+    return { goOn: () => void server.kill('SIGCONT') };
+  }
+
   /** SIGKILL: what a crash is. */
   async stop(): Promise<void> {
     const server = this.#server;

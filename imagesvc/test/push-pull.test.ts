@@ -102,6 +102,7 @@ describe('an image layout', () => {
       sentBlobs: 7,
       sentBytes: 2 * (8192 + 700_000 + 96) + image.config.size,
       skippedBlobs: 0,
+      traces: 0,
     });
     // One layer and the config are there already.
     expect(await pushImage(from, 'other', `oci:${layout}:v2`)).toMatchObject({ sentBlobs: 3, skippedBlobs: 4 });

@@ -11,6 +11,8 @@ import { pushImage } from '../catalog/push.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { openStore } from '../store/open-store.ts';
 import { storeRangeSource } from '../store/store-range-source.ts';
+import type { Trace } from '../trace/trace.ts';
+import { keepTrace, mergedTrace } from '../trace/trace-store.ts';
 import { LoopbackRegistry } from './loopback-registry.ts';
 import { publishMadeUp } from './made-up-image.ts';
 import { collected } from './store-conformance.ts';
@@ -91,6 +93,24 @@ describe.skipIf(!withRegistry)('a registry as a store', () => {
     expect(listed).toEqual(
       expect.arrayContaining([image.manifestDigest, ...allBlobsOf(image).map(({ digest }) => digest)]),
     );
+  });
+
+  test('traces that were pushed with an image are its traces here', async () => {
+    const { digest, size } = image.layers[0]!.devices[0]!.blob;
+    const trace: Trace = {
+      image: image.manifestDigest,
+      command: ['start'],
+      blobs: [{ digest, sizeBytes: size }],
+      chunks: [{ blob: 0, chunk: 1, ms: 0 }],
+      files: [],
+    };
+    await keepTrace(folder, image, 'serve', trace);
+    await pushImage(folder, 'app:1', `docker://${registry.host}/team/app:1`);
+    const fresh = await openStore(`docker://${registry.host}/team/app`);
+    expect(await mergedTrace(fresh, await openImage(fresh, 'app:1'))).toEqual(trace);
+    expect(await mergedTrace(fresh, await openImage(fresh, 'app:2'))).toBeUndefined();
+    // The list that the registry does not keep is no image.
+    expect((await listImages(fresh)).map(({ name }) => name)).toEqual(['team/app:1', 'team/app:2']);
   });
 
   test('what is missing is said to be', async () => {

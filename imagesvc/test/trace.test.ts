@@ -19,7 +19,9 @@ import { TracePrefetch } from '../trace/trace-prefetch.ts';
 import {
   keepTrace,
   keptTraces,
+  latestKept,
   listTraces,
+  MOST_USED,
   mergedTrace,
   parseTraceKey,
   readTrace,
@@ -269,6 +271,21 @@ describe.each([
     expect((await keptTraces(store)).length).toBe(1);
     await removeTrace(store, image, 'start');
     expect(await keptTraces(store)).toEqual([]);
+  });
+
+  it('is used with the latest others, a bounded number of them', async () => {
+    for (let i = 0; i < MOST_USED + 4; i++) {
+      const { digest, chunks } = await keepTrace(store, image, `t${i}`, trace(image, [0, 1 + (i % 10)]));
+      const key = `${hexOf(image.manifestDigest)}.${hexOf(digest)}.t${i}`;
+      const record = await store.getRecord(TRACE_RECORDS, key);
+      expect(record).toMatchObject({ keptMs: expect.any(Number) as number });
+      // Later numbers were kept earlier, and of some it is not known.
+      await store.putRecord(TRACE_RECORDS, key, i < 2 ? { chunks } : { chunks, keptMs: 1_000_000 - i });
+    }
+    const latest = await latestKept(store, await keptTraces(store, image.manifestDigest));
+    const expected = Array.from({ length: MOST_USED }, (_, k) => `t${k + 2}`).sort();
+    expect(latest.map(({ name }) => name)).toEqual(expected);
+    expect((await mergedTrace(store, image))!.chunks.map(({ chunk }) => chunk)[0]).toBe(0);
   });
 
   it('is listed whatever its record says', async () => {

@@ -7,12 +7,19 @@
  */
 import { type Digest, digestFromHex, hexOf, isDsecError } from '#base';
 import type { Image } from '../catalog/image.ts';
+import { inParallel } from '../catalog/parallel.ts';
 import { fail } from '../errors.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { mergeTraces } from './merge-traces.ts';
 import { checkSize, checkTraceOf, formatTrace, parseTrace, type Trace, tracedBytes } from './trace.ts';
+import { isTraceName, TRACE_RECORDS } from './trace-name.ts';
 
-export const TRACE_RECORDS = 'trace';
+export { TRACE_RECORDS };
+
+/** Traces of an image that are used together: so many, of so many bytes. A parsed trace takes several times its size. */
+export const MOST_USED = 16;
+const MOST_USED_BYTES = 64 * 1024 * 1024;
+const RECORDS_AT_ONCE = 8;
 
 /** What is said of a kept trace without reading it. */
 export interface TraceSummary {
@@ -35,19 +42,18 @@ export interface TraceRow extends Partial<TraceSummary> {
   readonly digest: Digest;
 }
 
-const NAME = /^[a-z0-9](?:[a-z0-9.-]{0,62}[a-z0-9])?$/;
 const KEY = /^([0-9a-f]{64})\.([0-9a-f]{64})\.([a-z0-9.-]+)$/;
 
 /** @throws TRACE_NAME */
 export function checkTraceName(name: string): string {
-  if (!NAME.test(name)) throw fail('TRACE_NAME', { name });
+  if (!isTraceName(name)) throw fail('TRACE_NAME', { name });
   return name;
 }
 
 /** Undefined when it is not one of ours. */
 export function parseTraceKey(key: string): KeptTrace | undefined {
   const parts = KEY.exec(key);
-  if (parts === null || !NAME.test(parts[3]!)) return undefined;
+  if (parts === null || !isTraceName(parts[3])) return undefined;
   return { key, manifest: digestFromHex(parts[1]!), digest: digestFromHex(parts[2]!), name: parts[3]! };
 }
 
@@ -80,6 +86,23 @@ function oneOfEach(kept: readonly KeptTrace[]): KeptTrace[] {
   return kept.filter(({ name }, i) => kept.findIndex((one) => one.name === name) === i);
 }
 
+/** As many as are used at once: the latest, by name. What nobody knows the time of is older than the rest. */
+export async function latestKept(store: BlobStore, kept: readonly KeptTrace[]): Promise<KeptTrace[]> {
+  const each = oneOfEach(kept);
+  if (each.length <= MOST_USED) return each;
+  const times = new Map<KeptTrace, number>();
+  await inParallel(each, RECORDS_AT_ONCE, async (one) => {
+    times.set(one, keptMsOf(await store.getRecord(TRACE_RECORDS, one.key)));
+  });
+  const latest = new Set([...each].sort((a, b) => times.get(b)! - times.get(a)!).slice(0, MOST_USED));
+  return each.filter((one) => latest.has(one));
+}
+
+function keptMsOf(record: unknown): number {
+  const { keptMs } = (typeof record === 'object' && record !== null ? record : {}) as { keptMs?: unknown };
+  return typeof keptMs === 'number' && Number.isFinite(keptMs) ? keptMs : 0;
+}
+
 /** With what can be said of each, by name. */
 export async function listTraces(store: BlobStore, manifest: Digest): Promise<TraceRow[]> {
   const rows: TraceRow[] = [];
@@ -106,7 +129,7 @@ export async function keepTrace(store: BlobStore, image: Image, name: string, tr
     const before = (await keptTraces(store, image.manifestDigest)).filter((old) => old.name === name);
     const digest = await store.put(bytes);
     const key = `${hexOf(image.manifestDigest)}.${hexOf(digest)}.${name}`;
-    await store.putRecord(TRACE_RECORDS, key, summary);
+    await store.putRecord(TRACE_RECORDS, key, { ...summary, keptMs: Date.now() });
     for (const old of before) if (old.key !== key) await dropTrace(store, old);
     return { name, digest, ...summary };
   } finally {
@@ -139,7 +162,7 @@ async function readKept(store: BlobStore, image: Image, { name, digest }: KeptTr
 }
 
 /**
- * All traces of the image as one; undefined when there is none.
+ * The traces of the image as one, of many the latest; undefined when there is none.
  * @param onProblem Told of each that cannot be read, which is left out; without it the error is thrown.
  */
 export async function mergedTrace(
@@ -147,7 +170,7 @@ export async function mergedTrace(
   image: Image,
   onProblem?: (error: unknown) => void,
 ): Promise<Trace | undefined> {
-  const kept = await keptTraces(store, image.manifestDigest);
+  const kept = await withinBytes(store, await latestKept(store, await keptTraces(store, image.manifestDigest)));
   const traces = await Promise.all(
     kept.map((one) =>
       readKept(store, image, one).catch((error: unknown) => {
@@ -159,6 +182,16 @@ export async function mergedTrace(
   );
   const whole = traces.filter((trace) => trace !== undefined);
   return whole.length === 0 ? undefined : mergeTraces(whole);
+}
+
+/** As many from the first on as the bound allows; the first in any case, which has one of its own. */
+async function withinBytes(store: BlobStore, kept: readonly KeptTrace[]): Promise<KeptTrace[]> {
+  const sizes = await Promise.all(kept.map(async ({ digest }) => (await store.stat(digest))?.sizeBytes ?? 0));
+  let bytes = 0;
+  return kept.filter((_, i) => {
+    bytes += sizes[i]!;
+    return i === 0 || bytes <= MOST_USED_BYTES;
+  });
 }
 
 /** All traces of the image as one. @throws TRACE_NONE, and what readTrace throws */

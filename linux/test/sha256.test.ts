@@ -66,6 +66,15 @@ describe.each([
     }
   });
 
+  test('aside, on another thread', async () => {
+    for (const bytes of [randomBytes(300_000), randomBytes(77)]) {
+      const stream = sha.createSha256();
+      const parts = pieces(bytes, 100_000);
+      for (const [i, piece] of parts.entries()) i % 3 === 0 ? stream.update(piece) : await stream.updateAside(piece);
+      expect(stream.digest().toString('hex')).toBe(whole(bytes));
+    }
+  });
+
   test('two streams in one pass', () => {
     for (let round = 0; round < 60; round++) {
       const bytes = [randomBytes(randomInt(50_000)), randomBytes(randomInt(50_000))];

@@ -4,7 +4,7 @@
  */
 import { fail } from '../errors.ts';
 
-export const PROTOCOL_VERSION = 1;
+export const PROTOCOL_VERSION = 2;
 
 export const FRAME = {
   // To the launcher.
@@ -13,11 +13,21 @@ export const FRAME = {
   closeListener: 3,
   prepare: 4,
   cancel: 5,
+  // To the keeper, beside prepare, launch and cancel.
+  hold: 6,
+  toAgent: 7,
+  toAgentInGroup: 8,
+  taken: 9,
+  forget: 10,
   // From it.
   ready: 100,
   started: 101,
   ended: 102,
   failed: 103,
+  held: 104,
+  kept: 105,
+  allKept: 106,
+  fromAgent: 107,
   client: 110,
   clientSignal: 111,
   clientGone: 112,
@@ -26,6 +36,32 @@ export const FRAME = {
   accepted: 41,
   output: 42,
   exit: 43,
+} as const;
+
+/** Between host and agent. The id is the command's, or the request's. */
+export const AGENT_FRAME = {
+  exec: 50,
+  stdin: 51,
+  stdinClose: 52,
+  kill: 53,
+  resize: 54,
+  credit: 55,
+  drop: 56,
+  script: 57,
+  which: 58,
+  file: 60,
+  hello: 150,
+  runs: 151,
+  refused: 152,
+  data: 153,
+  exited: 154,
+  endOfStream: 155,
+  stdinTaken: 156,
+  stdinGone: 157,
+  mark: 158,
+  these: 159,
+  fileDone: 160,
+  fileFailed: 161,
 } as const;
 
 /** Of a payload, both ways. */
@@ -128,8 +164,17 @@ export class PayloadReader {
   i32(): number {
     return this.take(4).readInt32LE(0);
   }
+  u64(): bigint {
+    return this.take(8).readBigUInt64LE(0);
+  }
+  i64(): bigint {
+    return this.take(8).readBigInt64LE(0);
+  }
   bytes(): Buffer {
     return this.take(this.u32());
+  }
+  rest(): Buffer {
+    return this.take(this.buffer.length - this.at);
   }
   list<T>(item: () => T): T[] {
     const count = this.u32();

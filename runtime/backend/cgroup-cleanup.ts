@@ -41,7 +41,7 @@ export async function endCgroups(id: string): Promise<void> {
   }
 }
 
-function membersOf(group: string): number[] {
+export function membersOf(group: string): number[] {
   try {
     return readFileSync(`${group}/cgroup.procs`, 'latin1')
       .split('\n')
@@ -52,7 +52,7 @@ function membersOf(group: string): number[] {
   }
 }
 
-function kill(pid: number): void {
+export function kill(pid: number): void {
   try {
     process.kill(pid, 'SIGKILL');
   } catch (error) {

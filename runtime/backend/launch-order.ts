@@ -35,7 +35,12 @@ export function preparation(
   return out.done();
 }
 
-export function launchOrder(spec: LaunchSpec, oci: OciSpec = ociSpec(spec)): Buffer {
+/** `agent`: in place of the command, for so many milliseconds (0: without an end). */
+export function launchOrder(
+  spec: LaunchSpec,
+  oci: OciSpec = ociSpec(spec),
+  agent?: { readonly lifetimeMs: number },
+): Buffer {
   const { process, linux } = oci;
   const out = new PayloadWriter();
   out.u8(process.terminal ? 1 : 0);
@@ -70,6 +75,7 @@ export function launchOrder(spec: LaunchSpec, oci: OciSpec = ociSpec(spec)): Buf
   out.list(process.args, (arg) => out.bytes(arg));
   out.list(process.env, (entry) => out.bytes(entry));
   out.bytes(compiled(linux.seccomp));
+  out.u8(agent === undefined ? 0 : 1).u64(BigInt(agent?.lifetimeMs ?? 0));
   return out.done();
 }
 

@@ -10,6 +10,7 @@ import { failPoint, isDsecError } from '#base';
 import { unmount } from '#imagesvc';
 import { type FileLock, mountsAt } from '#linux';
 import type { Backend } from '../backend/backend.ts';
+import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
 import { removeMountPoints } from './mount-points.ts';
 import { type SandboxRecord, writeRecord } from './sandbox-record.ts';
 import type { RuntimeFolders, SandboxFolders } from './state-folders.ts';
@@ -40,8 +41,13 @@ async function unmountRoot(root: string, folders: RuntimeFolders): Promise<void>
 }
 
 /** @throws RUNTIME_RECORD_WRITE; then the record says `running`, and the next command tries again */
-export function markKept(record: SandboxRecord, places: SandboxFolders, exitCode: number | undefined): SandboxRecord {
-  const kept: SandboxRecord = { ...record, state: 'kept', exitCode };
+export function markKept(
+  record: SandboxRecord,
+  places: SandboxFolders,
+  exitCode: number | undefined,
+  end?: SandboxEnd,
+): SandboxRecord {
+  const kept: SandboxRecord = { ...record, state: 'kept', exitCode, end };
   // First, because on a full disk this may make the room that the record needs.
   for (const path of [places.bundle, places.root]) rmSync(path, { recursive: true, force: true });
   writeRecord(places.record, kept, true);
@@ -52,7 +58,7 @@ export function markKept(record: SandboxRecord, places: SandboxFolders, exitCode
 export async function removeFolder(places: SandboxFolders): Promise<void> {
   // Never through a mount: that would delete in what is mounted.
   if (mountsAt(places.root).length > 0) throw new Error(`${places.root} is still mounted`);
-  for (const path of [places.upper, places.work, places.root, places.bundle]) await removeTree(path);
+  for (const path of [places.upper, places.work, places.root, places.bundle, places.commands]) await removeTree(path);
   await removeTree(places.folder);
 }
 

@@ -6,6 +6,7 @@ import { type Digest, isDigest, messageOf, systemCode } from '#base';
 import type { Image } from '#imagesvc';
 import type { ProcessIdentity } from '#linux';
 import { fail } from '../errors.ts';
+import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
 
 export interface ImageReference {
   readonly name: string;
@@ -33,6 +34,22 @@ export interface SandboxRecord {
   readonly mountPoints: readonly string[];
   /** Of a kept one, where it is known. */
   readonly exitCode?: number;
+  /** One that stays without a command: made by `dsec sandbox create`, held by the keeper. */
+  readonly resident?: ResidentFacts;
+  /** Why a resident one has ended. */
+  readonly end?: SandboxEnd;
+}
+
+export interface ResidentFacts {
+  /** Of the creation: asked again with it, the same sandbox is the answer. */
+  readonly requestId?: string;
+  readonly defaults: { readonly env: readonly string[]; readonly user: string; readonly cwd: string };
+  /** ISO 8601. */
+  readonly expiresAt?: string;
+  readonly memoryBytes?: number;
+  readonly pids?: number;
+  /** It was asked to end. */
+  readonly stopAsked?: boolean;
 }
 
 export function imageReference(image: Image): ImageReference {

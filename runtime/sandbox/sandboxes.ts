@@ -12,6 +12,7 @@ import { type FileLock, lock, tryLock } from '#linux';
 import type { Backend } from '../backend/backend.ts';
 import { backendNamed } from '../backend/choose-backend.ts';
 import { fail } from '../errors.ts';
+import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
 import { dismantle, markKept, releaseAndForget, removeAside, removeFolder, removeTree } from './end-sandbox.ts';
 import { checkSandboxName, readRecord, type SandboxRecord } from './sandbox-record.ts';
 import {
@@ -93,7 +94,7 @@ async function putRight(
   if (record !== undefined) {
     await dismantle(record, places, folders, backendFor(folders)(record.backend));
     try {
-      if (record.keep) return markKept(record, places, undefined);
+      if (record.keep) return markKept(record, places, undefined, lostEnd(record));
     } catch (error) {
       // A full disk keeps nobody from packing or removing it: the lock says that it is not running.
       if (!unrecorded || !isDsecError(error, 'RUNTIME_RECORD_WRITE')) throw error;
@@ -103,6 +104,17 @@ async function putRight(
   // Without a record nothing has happened yet, or all is undone but the folder.
   await removeFolder(places);
   return undefined;
+}
+
+/** Of one that stays: nobody holds it any more. */
+function lostEnd(record: SandboxRecord): SandboxEnd | undefined {
+  if (record.resident === undefined) return undefined;
+  const at = new Date().toISOString();
+  // It ends by itself when its time is up, whoever else has died.
+  if (record.resident.expiresAt !== undefined && record.resident.expiresAt <= at) {
+    return { reason: 'expired', detail: 'its time was up', at: record.resident.expiresAt };
+  }
+  return { reason: 'lost', detail: 'the process that kept it has died, or the machine was restarted', at };
 }
 
 /** Sorted by name; `running` are those in use or not yet put right. Damaged records are left out. */

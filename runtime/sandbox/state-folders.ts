@@ -5,6 +5,7 @@
  *                              upper, work   OverlayFS's; `upper` is all that the sandbox changed
  *                              root          mount point
  *                              bundle/       the backend's files
+ *                              commands/     of one that stays: what ran in it, and its output
  *     <state>/sandboxes/.locks/<name>        held (flock) by whoever runs, packs or removes it
  *
  * The state folder survives a reboot (kept sandboxes do), the run folder need not. Both are root's alone: an upper may
@@ -32,6 +33,7 @@ export interface SandboxFolders {
   readonly work: string;
   readonly root: string;
   readonly bundle: string;
+  readonly commands: string;
   readonly lock: string;
 }
 
@@ -48,6 +50,7 @@ export function sandboxFolders(folders: RuntimeFolders, name: string): SandboxFo
     work: join(folder, 'work'),
     root: join(folder, 'root'),
     bundle: join(folder, 'bundle'),
+    commands: join(folder, 'commands'),
     lock: join(sandboxesFolder(folders), '.locks', name),
   };
 }

@@ -33,13 +33,18 @@ const MAX_ID = 0xfffffffe;
 
 /** @throws RUNTIME_USER */
 export function lookUpUser(root: string, spec: string): ImageUser {
+  return userFrom(readAccounts(root, '/etc/passwd'), readAccounts(root, '/etc/group'), spec);
+}
+
+/** From the text of both files. @throws RUNTIME_USER */
+export function userFrom(passwdText: string, groupText: string, spec: string): ImageUser {
   const colon = spec.indexOf(':');
   const userText = colon < 0 ? spec : spec.slice(0, colon);
-  const groupText = colon < 0 ? undefined : spec.slice(colon + 1);
-  if (groupText === '' || (userText === '' && groupText !== undefined)) {
+  const groupName = colon < 0 ? undefined : spec.slice(colon + 1);
+  if (groupName === '' || (userText === '' && groupName !== undefined)) {
     throw fail('RUNTIME_USER', { user: spec, problem: 'write USER or USER:GROUP' });
   }
-  const passwd = parsePasswd(readAccounts(root, '/etc/passwd'));
+  const passwd = parsePasswd(passwdText);
   const byName = userText === '' ? undefined : passwd.find((row) => row.name === userText);
   const uid = byName?.uid ?? (userText === '' ? 0 : parseId(userText));
   if (uid === undefined) {
@@ -47,11 +52,11 @@ export function lookUpUser(root: string, spec: string): ImageUser {
   }
   const row = byName ?? passwd.find((candidate) => candidate.uid === uid);
   const home = row?.home === undefined || row.home === '' ? '/' : row.home;
-  const groups = parseGroup(readAccounts(root, '/etc/group'));
-  if (groupText !== undefined) {
-    const gid = groups.find((group) => group.name === groupText)?.gid ?? parseId(groupText);
+  const groups = parseGroup(groupText);
+  if (groupName !== undefined) {
+    const gid = groups.find((group) => group.name === groupName)?.gid ?? parseId(groupName);
     if (gid === undefined) {
-      throw fail('RUNTIME_USER', { user: spec, problem: `no group "${groupText}" in /etc/group of the image` });
+      throw fail('RUNTIME_USER', { user: spec, problem: `no group "${groupName}" in /etc/group of the image` });
     }
     return { uid, gid, additionalGids: [], home };
   }

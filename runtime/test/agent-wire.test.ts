@@ -1,9 +1,20 @@
 /** Frames and payloads of dsec-agent's protocol, cut and damaged; the greeting of a client. */
 import { describe, expect, it } from 'vitest';
-import { FRAME, FrameParser, frameBytes, MAX_PAYLOAD_BYTES, PayloadWriter } from '../backend/agent-wire.ts';
+import {
+  FRAME,
+  FrameParser,
+  frameBytes,
+  MAX_PAYLOAD_BYTES,
+  PayloadWriter,
+  PROTOCOL_VERSION,
+} from '../backend/agent-wire.ts';
 import { parseGreeting } from '../service/greeting.ts';
 
-function greeting(command: readonly (string | Buffer)[], env: readonly string[] = [], version = 1): Buffer {
+function greeting(
+  command: readonly (string | Buffer)[],
+  env: readonly string[] = [],
+  version = PROTOCOL_VERSION,
+): Buffer {
   const out = new PayloadWriter();
   out.u32(version).bytes('build');
   out.list(command, (value) => out.bytes(value));
@@ -54,7 +65,7 @@ describe('a greeting', () => {
   });
 
   it('is not for us in another version, or when it is not UTF-8', () => {
-    expect(parseGreeting(greeting(['x'], [], 2))).toBeUndefined();
+    expect(parseGreeting(greeting(['x'], [], PROTOCOL_VERSION + 1))).toBeUndefined();
     expect(parseGreeting(greeting([Buffer.from([0xff])]))).toBeUndefined();
   });
 

@@ -17,6 +17,8 @@ import { TAR_PAYLOAD_OFFSET, tarEnd, tarFront } from './tar-blob.ts';
 export interface CommitOptions extends LayerIdentity {
   readonly zfile?: ZfileOptions;
   readonly tar?: boolean;
+  /** Ends it; nothing of the file stays. */
+  readonly signal?: AbortSignal;
 }
 
 export interface CommittedLayer {
@@ -54,7 +56,7 @@ async function writeInto(
   file: FileHandle,
   index: SegmentIndex,
   sources: readonly ByteSource[],
-  { zfile, tar = false, ...identity }: CommitOptions,
+  { zfile, tar = false, signal, ...identity }: CommitOptions,
 ): Promise<{ sizeBytes: number; segments: number }> {
   const start = tar ? TAR_PAYLOAD_OFFSET : 0;
   const out = new FileSink(file, start);
@@ -70,6 +72,7 @@ async function writeInto(
     const source = sources[index.layer(at)]!;
     for (let done = 0; done < sectors; done += COPY_BYTES / SECTOR) {
       const count = Math.min(COPY_BYTES / SECTOR, sectors - done);
+      signal?.throwIfAborted();
       const bytes = await readBytes(source, (index.moffset(at) + done) * SECTOR, count * SECTOR);
       await writer.data(from + done, bytes);
     }

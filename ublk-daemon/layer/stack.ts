@@ -11,7 +11,8 @@ import { NULL_UUID, SECTOR } from '../lsmt/header.ts';
 import { clipIndex, MAX_LAYERS, mergeIndexes } from '../lsmt/merge-index.ts';
 import type { SealedLayer } from '../lsmt/sealed-layer.ts';
 import type { SegmentIndex } from '../lsmt/segment-index.ts';
-import { openLayerFile } from './layer-file.ts';
+import { openLayer, openLayerFile } from './layer-file.ts';
+import type { LayerPlace, OpenStoreLayer } from './store-layer.ts';
 
 export interface LayerStack {
   /** Bottom first. */
@@ -42,17 +43,43 @@ export function stackLayers(layers: readonly SealedLayer[], virtualSize?: number
   };
 }
 
-/** @param paths bottom first */
-export async function openStack(paths: readonly string[], virtualSize?: number): Promise<LayerStack> {
-  if (paths.length > MAX_LAYERS) throw fail('DISK_TOO_MANY_LAYERS', { count: paths.length, most: MAX_LAYERS });
-  const layers: SealedLayer[] = [];
+/**
+ * @param places bottom first
+ * @throws DISK_LAYER_REMOTE where a layer is in a store and nobody can open it
+ */
+export async function openStack(
+  places: readonly LayerPlace[],
+  virtualSize?: number,
+  openStoreLayer?: OpenStoreLayer,
+): Promise<LayerStack> {
+  const layers = await openLayers(places, openStoreLayer);
   try {
-    for (const [at, path] of paths.entries()) layers.push(await openLowerFile(path, at));
     return stackLayers(layers, virtualSize);
   } catch (error) {
     for (const { source } of layers) await source.close();
     throw error;
   }
+}
+
+/** Each with its number. Nothing is open when one of them fails. */
+export async function openLayers(
+  places: readonly LayerPlace[],
+  openStoreLayer?: OpenStoreLayer,
+): Promise<SealedLayer[]> {
+  if (places.length > MAX_LAYERS) throw fail('DISK_TOO_MANY_LAYERS', { count: places.length, most: MAX_LAYERS });
+  // At once: layers of a remote store cost a few answers each.
+  const opened = await Promise.allSettled(places.map((place, at) => openPlace(place, at, openStoreLayer)));
+  const layers = opened.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []));
+  const failed = opened.find((result) => result.status === 'rejected');
+  if (failed === undefined) return layers;
+  for (const { source } of layers) await source.close();
+  throw failed.reason;
+}
+
+async function openPlace(place: LayerPlace, at: number, openStoreLayer?: OpenStoreLayer): Promise<SealedLayer> {
+  if (typeof place === 'string') return openLowerFile(place, at);
+  if (openStoreLayer === undefined) throw fail('DISK_LAYER_REMOTE', { layer: at + 1, digest: place.digest });
+  return openLayer(await openStoreLayer(place), at);
 }
 
 async function openLowerFile(path: string, at: number): Promise<SealedLayer> {
@@ -64,7 +91,8 @@ async function openLowerFile(path: string, at: number): Promise<SealedLayer> {
   }
 }
 
-function checkChain(layers: readonly SealedLayer[]): void {
+/** @param partial what the lowest lies on need not be there */
+export function checkChain(layers: readonly SealedLayer[], { partial = false } = {}): void {
   const seen = new Map<string, string>();
   for (const [at, { name, trailer }] of layers.entries()) {
     const { uuid, parentUuid } = trailer;
@@ -76,6 +104,7 @@ function checkChain(layers: readonly SealedLayer[]): void {
     if (parentUuid === NULL_UUID) continue;
     if (parentUuid === uuid) throw fail('DISK_PARENT_CYCLE', { file: name, other: name, uuid });
     const below = layers[at - 1];
+    if (below === undefined && partial) continue;
     if (below === undefined) throw fail('DISK_PARENT_MISSING', { file: name, parent: parentUuid });
     if (below.trailer.uuid !== NULL_UUID && below.trailer.uuid !== parentUuid) {
       throw fail('DISK_PARENT_MISMATCH', {

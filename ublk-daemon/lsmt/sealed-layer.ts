@@ -102,7 +102,8 @@ class EntryReader {
     this.endSector = virtualSize / SECTOR;
     this.dataEnd = indexOffset / SECTOR;
     this.layerNumber = layerNumber;
-    this.index = new IndexBuilder(entries);
+    // Room for more comes with what is found good.
+    this.index = new IndexBuilder(Math.min(entries, ENTRIES_AT_ONCE));
   }
 
   take(bytes: Buffer, count: number): void {

@@ -8,6 +8,7 @@
  *   write alone.
  * - `discard` says that nobody needs the range any more: it reads as zeros afterwards, here. `writeZeroes` makes zeros that
  *   count as written; with `mayUnmap` (the default) they need take no room.
+ * - The data of a write is the caller's again when the write is answered.
  * - Errors carry `code` as errno names it where a client knows one: `ENOSPC`, `EIO`, `EPERM` (read-only), `EINVAL`. A failed write may
  *   have changed the range in part, as on a disk; nothing else has changed, and reads go on.
  * - `close` flushes, and is the last call; what is in flight is finished first.

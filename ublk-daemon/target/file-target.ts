@@ -37,6 +37,11 @@ const ZEROS_BYTES = 2 ** 20;
 /** More runs than this are told in the next answer. */
 const MAX_EXTENTS = 256;
 
+/** Whether reading such a file never waits. @param path may be of a descriptor: `/proc/self/fd/N` */
+export function isInMemory(path: string): boolean {
+  return IN_MEMORY.has(statfsSync(path).type);
+}
+
 export interface FileTargetOptions {
   readonly readOnly?: boolean;
   /** 512 by default. */
@@ -85,7 +90,7 @@ export class FileTarget implements BlockTarget, Immediate, Extents, Prefetch, As
   constructor(path: string, fd: number, sizeBytes: number, blockSize: 512 | 4096, readOnly: boolean) {
     this.#path = path;
     this.#fd = fd;
-    this.#inMemory = IN_MEMORY.has(statfsSync(path).type) ? 'all' : 'ask';
+    this.#inMemory = isInMemory(path) ? 'all' : 'ask';
     this.sizeBytes = sizeBytes;
     this.blockSize = blockSize;
     this.readOnly = readOnly;

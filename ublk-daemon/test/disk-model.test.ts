@@ -6,6 +6,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createDisk, type OpenDisk, openDisk, type UpperMode } from '../disk-folder.ts';
 import { commitLayer } from '../layer/commit.ts';
 import { openStack } from '../layer/stack.ts';
+import type { LayerPlace } from '../layer/store-layer.ts';
 import { DiskModel, operationsOf, SECTOR } from './disk-model.ts';
 import { randomNumbers } from './random-numbers.ts';
 
@@ -18,7 +19,7 @@ afterAll(() => rmSync(root, { recursive: true, force: true }));
 const SECTORS = 4096;
 
 interface Snapshot {
-  readonly lowers: readonly string[];
+  readonly lowers: readonly LayerPlace[];
   readonly model: DiskModel;
 }
 
@@ -77,7 +78,7 @@ function runOperations(mode: UpperMode, count: number, seed: number): Promise<Re
   let disks = 0;
   let merged = 0;
 
-  async function makeSubject(lowers: readonly string[], model: DiskModel): Promise<Subject> {
+  async function makeSubject(lowers: readonly LayerPlace[], model: DiskModel): Promise<Subject> {
     const folder = join(base, `disk-${disks++}`);
     await createDisk(folder, { sizeBytes: SECTORS * SECTOR, lowers, mode });
     const subject = new Subject(folder, model);
@@ -201,7 +202,7 @@ function runOperations(mode: UpperMode, count: number, seed: number): Promise<Re
   }
 
   /** All layers become one: what a long chain needs. */
-  async function merge(subject: Subject, lowers: readonly string[]): Promise<Subject> {
+  async function merge(subject: Subject, lowers: readonly LayerPlace[]): Promise<Subject> {
     const stack = await openStack(lowers);
     const path = join(base, `merged-${merged++}.lsmt`);
     const zfile = next() < 0.5 ? ({ algorithm: next() < 0.5 ? 'lz4' : 'zstd' } as const) : undefined;

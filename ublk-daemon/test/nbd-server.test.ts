@@ -332,6 +332,44 @@ describe('back-pressure', () => {
     await until(() => server.connections === 0);
   });
 
+  test.each([
+    ['at once, unix', ImmediateMemoryTarget, {}],
+    ['later, unix', MemoryTarget, {}],
+    ['later, TCP', MemoryTarget, { listen: 'tcp:127.0.0.1:0' }],
+  ] as const)(
+    'writes of all sizes, one behind the other, arrive whole and where they belong: %s',
+    async (_, Target, more) => {
+      const size = 96 * MIB;
+      const target = new Target(size);
+      // Some are held, so that others come meanwhile and the connection has to wait for room.
+      let calls = 0;
+      target.before = () => new Promise((done) => (calls++ % 3 === 0 ? setTimeout(done, 5) : done()));
+      const server = await serve([{ name: '', target }], more);
+      const client = await NbdClient.open(server.address);
+      const expected = Buffer.alloc(size);
+      const all: Promise<void>[] = [];
+      const sizes = [512, 65_024, 65_536, 66_048, 131_072, MIB, MIB + 512, 4096, 3 * MIB, 20 * MIB];
+      for (let at = 0, n = 0; ; n++) {
+        const length = sizes[n % sizes.length]!;
+        if (at + length > size) break;
+        const data = randomBytes(length);
+        data.copy(expected, at);
+        all.push(client.write(at, data));
+        at += length;
+      }
+      await Promise.all(all);
+      expect(target.bytes.equals(expected)).toBe(true);
+      // Half of a large one, and gone: as if it had never come.
+      const torn = encodeRequest(COMMAND.WRITE, 0, MIB, { cookie: 1 });
+      client.socket.write(Buffer.concat([torn, Buffer.alloc(MIB / 2, 1)]));
+      client.socket.end();
+      await client.closed();
+      client.socket.destroy();
+      await until(() => server.connections === 0);
+      expect(target.bytes.equals(expected)).toBe(true);
+    },
+  );
+
   test('more requests than may be at work at once are all answered', async () => {
     const target = new MemoryTarget(MIB);
     let release: () => void = () => {};

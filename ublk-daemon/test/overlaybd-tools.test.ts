@@ -12,6 +12,7 @@ import { type CommitOptions, commitLayer } from '../layer/commit.ts';
 import { openLayerFile } from '../layer/layer-file.ts';
 import { openStack } from '../layer/stack.ts';
 import { NULL_UUID } from '../lsmt/header.ts';
+import { MAX_SEGMENT_SECTORS } from '../lsmt/segment.ts';
 import { StackedDisk } from '../stacked-disk.ts';
 import { LogUpper } from '../writable/log-upper.ts';
 import { DiskModel, SECTOR } from './disk-model.ts';
@@ -122,6 +123,34 @@ describe.skipIf(!isThere)('the OverlayBD tools', () => {
     tool('overlaybd-commit', '--commit_sealed', 'sealed.data', 'from-sealed.lsmt');
     await expectFile([join(folder, 'sealed.data')], model);
     await expectFile([join(folder, 'from-sealed.lsmt')], model);
+  });
+
+  test('maximal segments of data and of zeros, and an index filled with padding, both ways', async () => {
+    const model = new DiskModel(SECTORS);
+    const files = { data: join(folder, 'long.data'), index: join(folder, 'long.index') };
+    const upper = await LogUpper.create(files, {
+      virtualSize: SECTORS * SECTOR,
+      uuid: '000000AA-0000-4000-8000-000000000001',
+    });
+    const disk = new StackedDisk(await openStack([], SECTORS * SECTOR), upper);
+    await disk.write(0, model.write(0, 40_000, 1));
+    model.zero(3, 34_000);
+    await disk.discard(3 * SECTOR, 34_000 * SECTOR);
+    await disk.flush();
+    const ours = join(folder, 'long.ours');
+    await commitLayer(ours, upper.freeze(0), [upper.source], { virtualSize: SECTORS * SECTOR });
+    await disk.close();
+    tool('overlaybd-commit', 'long.data', 'long.index', 'long.theirs');
+    tool('overlaybd-commit', '--commit_sealed', 'long.ours', 'long.again');
+    for (const name of ['long.ours', 'long.theirs', 'long.again']) {
+      const layer = await openLayerFile(join(folder, name));
+      const { index, paddingEntries } = layer;
+      const lengths = Array.from({ length: index.count }, (_, at) => index.end(at) - index.start(at));
+      await layer.source.close();
+      expect([name, (index.count + paddingEntries) % 256, paddingEntries > 0]).toEqual([name, 0, true]);
+      expect([name, Math.max(...lengths)]).toEqual([name, MAX_SEGMENT_SECTORS]);
+      await expectFile([join(folder, name)], model);
+    }
   });
 
   const wraps: [string, Omit<CommitOptions, 'virtualSize'>][] = [

@@ -3,8 +3,9 @@
  * sectors it is to the other; the latest entry wins (docs/overlaybd.md).
  *
  * Order is what makes it safe: data is on the disk (fdatasync) before an entry that points at it is written, entries are on the disk before
- * `flush` answers. Entries stay in memory until then, so a process that dies loses what nobody was promised, and the end of the
- * index is the only place that can be torn (replay.ts).
+ * `flush` answers. Until then entries stay in memory, and in a file that counts for as long as the machine runs (pending-file.ts): a
+ * machine that dies loses what nobody was promised, a process that dies loses nothing. The end of the index is the only place that can
+ * be torn (replay.ts).
  *
  * Writing is synchronous up to 64 KiB: it goes to the page cache, and a turn through the thread pool costs more than the copy.
  */
@@ -12,7 +13,7 @@ import { fstatSync, statSync, writeSync } from 'node:fs';
 import { type FileHandle, open, readFile, rename, rm } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { failPoint, systemCode } from '#base';
-import { type FileLock, punchHole, tryLock } from '#linux';
+import { beginWriteback, type FileLock, tryLock } from '#linux';
 import { type ByteSource, FileSource } from '../byte-source.ts';
 import { fail } from '../errors.ts';
 import { writeAll } from '../layer/byte-sink.ts';
@@ -33,6 +34,8 @@ import type { SegmentIndex } from '../lsmt/segment-index.ts';
 import { appendSeal } from './append-seal.ts';
 import { EntryLog } from './entry-log.ts';
 import { FlushQueue } from './flush-queue.ts';
+import { PendingFile, pendingPath } from './pending-file.ts';
+import { punchGaps } from './punch-gaps.ts';
 import { replay } from './replay.ts';
 import { type Compacted, UPPER, type Upper } from './upper.ts';
 
@@ -52,12 +55,17 @@ export interface Recovered {
   readonly entries: number;
   readonly cutIndexBytes: number;
   readonly cutDataBytes: number;
+  /** Entries of them that no flush had made safe: a process died. */
+  readonly unflushed: number;
 }
 
 const SYNC_BYTES = 64 * 1024;
+/** Of new data, after which the kernel is asked to begin writing it out: a flush then waits for little more than this. */
+const WRITEBACK_BYTES = 4 * 1024 * 1024;
 /** Entries in memory before they are flushed without being asked: 4 MiB of them. */
 const MAX_PENDING = 256 * 1024;
-const PUNCHES_AT_ONCE = 256;
+/** As many entries as the C++ tools read. */
+const MAX_INDEX_BYTES = LSMT_BLOCK + 128_000_000 * SEGMENT_BYTES;
 
 export class LogUpper implements Upper {
   readonly virtualSize: number;
@@ -65,17 +73,22 @@ export class LogUpper implements Upper {
   readonly parentUuid: string;
   readonly dataPath: string;
   readonly source: ByteSource;
+  readonly writesAside = true;
   readonly recovered: Recovered;
   private readonly indexPath: string;
   private readonly lock: FileLock;
   private readonly data: FileHandle;
   private indexFile: FileHandle;
   private readonly index: LiveIndex;
-  private pending = new EntryLog();
+  private pending: EntryLog;
+  private readonly pendingFile: PendingFile;
   /** Where the next bytes go. */
   private dataEnd: number;
   private indexEnd: number;
   private unsyncedData = false;
+  /** Up to here the kernel was asked to begin. */
+  private writebackEnd: number;
+  private writeback: Promise<void> | undefined;
   private readonly queue = new FlushQueue(() => this.flushOnce());
   private readonly reads = new Set<Promise<unknown>>();
   /** Bytes that are being written and are in no index yet: start to end. */
@@ -132,18 +145,29 @@ export class LogUpper implements Upper {
           problem: `it is the index of ${indexHeader.uuid}, not of ${header.uuid}`,
         });
       }
+      const indexBytes = fstatSync(indexFile.fd).size;
+      if (indexBytes > MAX_INDEX_BYTES) {
+        throw fail('DISK_NOT_WRITABLE', {
+          file: files.index,
+          problem: `an index of ${indexBytes} bytes, at most ${MAX_INDEX_BYTES} are read`,
+        });
+      }
       const bytes = (await readFile(files.index)).subarray(LSMT_BLOCK);
       const index = new LiveIndex();
       const dataBytes = fstatSync(data.fd).size;
-      const { entries, goodBytes, dataSectors } = replay(bytes, index, {
-        file: files.index,
-        deviceSectors: header.virtualSize / SECTOR,
-        fileSectors: Math.floor(dataBytes / SECTOR),
-      });
+      const facts = { deviceSectors: header.virtualSize / SECTOR, fileSectors: Math.floor(dataBytes / SECTOR) };
+      const flushed = replay(bytes, index, { file: files.index, ...facts });
+      const { goodBytes } = flushed;
+      const pendingFile = new PendingFile(pendingPath(files.index), header.uuid);
+      const pending = new EntryLog();
+      const late = replay(pendingFile.found, index, { file: pendingPath(files.index), ...facts }, pending);
+      pendingFile.cut(pending.count);
+      const dataSectors = Math.max(flushed.dataSectors, late.dataSectors);
       const recovered = {
-        entries,
+        entries: flushed.entries + late.entries,
         cutIndexBytes: bytes.length - goodBytes,
         cutDataBytes: Math.max(0, dataBytes - dataSectors * SECTOR),
+        unflushed: late.entries,
       };
       // Data first: the index never points at more than there is.
       if (recovered.cutIndexBytes > 0) {
@@ -157,7 +181,7 @@ export class LogUpper implements Upper {
       return new LogUpper(
         files,
         header,
-        { lock, data, indexFile, index, recovered },
+        { lock, data, indexFile, index, recovered, pending, pendingFile },
         dataSectors * SECTOR,
         LSMT_BLOCK + goodBytes,
       );
@@ -172,7 +196,15 @@ export class LogUpper implements Upper {
   private constructor(
     files: UpperFiles,
     header: LsmtHeader,
-    parts: { lock: FileLock; data: FileHandle; indexFile: FileHandle; index: LiveIndex; recovered: Recovered },
+    parts: {
+      lock: FileLock;
+      data: FileHandle;
+      indexFile: FileHandle;
+      index: LiveIndex;
+      recovered: Recovered;
+      pending: EntryLog;
+      pendingFile: PendingFile;
+    },
     dataEnd: number,
     indexEnd: number,
   ) {
@@ -186,7 +218,11 @@ export class LogUpper implements Upper {
     this.indexFile = parts.indexFile;
     this.index = parts.index;
     this.recovered = parts.recovered;
+    this.pending = parts.pending;
+    this.pendingFile = parts.pendingFile;
+    this.unsyncedData = parts.pending.count > 0;
     this.dataEnd = dataEnd;
+    this.writebackEnd = dataEnd;
     this.indexEnd = indexEnd;
     this.source = new FileSource(files.data, Number.MAX_SAFE_INTEGER, parts.data, false);
   }
@@ -212,16 +248,17 @@ export class LogUpper implements Upper {
       for (let done = 0; done < bytes.length; ) {
         done += writeSync(this.data.fd, bytes, done, bytes.length - done, position + done);
       }
+      this.wrote(start, bytes.length, position);
     } catch (error) {
       this.giveBack(position, bytes.length);
       throw error;
     }
-    this.wrote(start, bytes.length, position);
     return undefined;
   }
 
   zero(start: number, end: number): undefined {
     this.checkWritable();
+    this.pendingFile.add(start, end, this.dataEnd / SECTOR, true);
     this.index.write(start, end, undefined);
     this.pending.add(start, end, this.dataEnd / SECTOR, true);
     this.flushWhenFull();
@@ -266,10 +303,11 @@ export class LogUpper implements Upper {
         this.pending.prepend(batch);
         throw error;
       }
+      this.pendingFile.keepOnly(this.pending);
       failPoint('disk-compact-index');
       // Reads that began before the entries were collected may still want what they saw then.
       await Promise.allSettled([...this.reads]);
-      const reclaimedBytes = await this.punch(live, taken, end);
+      const reclaimedBytes = await punchGaps(this.data.fd, live, taken, end);
       return { indexEntriesBefore, indexEntriesAfter: entries.count, reclaimedBytes };
     });
   }
@@ -298,8 +336,11 @@ export class LogUpper implements Upper {
 
   async close(): Promise<void> {
     await this.queue.alone(async () => {
+      await this.writeback;
       await this.indexFile.close();
       await this.data.close();
+      if (this.pending.count === 0 || this.isSealed) this.pendingFile.remove();
+      else this.pendingFile.close();
     });
     this.lock.release();
   }
@@ -323,15 +364,27 @@ export class LogUpper implements Upper {
 
   private wrote(start: number, length: number, position: number): void {
     const end = start + length / SECTOR;
+    this.pendingFile.add(start, end, position / SECTOR, false);
     this.index.write(start, end, position / SECTOR);
     this.pending.add(start, end, position / SECTOR, false);
     this.unsyncedData = true;
+    this.beginWriteback();
     this.flushWhenFull();
   }
 
   /** Space of a failed write, where nothing came after it. */
   private giveBack(position: number, length: number): void {
     if (this.dataEnd === position + length) this.dataEnd = position;
+  }
+
+  private beginWriteback(): void {
+    const { writebackEnd, dataEnd } = this;
+    if (dataEnd - writebackEnd < WRITEBACK_BYTES || this.writeback !== undefined) return;
+    this.writebackEnd = dataEnd;
+    const done = () => {
+      this.writeback = undefined;
+    };
+    this.writeback = beginWriteback(this.data.fd, writebackEnd, dataEnd - writebackEnd).then(done, done);
   }
 
   private flushWhenFull(): void {
@@ -357,6 +410,7 @@ export class LogUpper implements Upper {
     failPoint('disk-flush-index');
     await this.orBroken(this.indexFile.datasync());
     this.indexEnd += bytes.length;
+    this.pendingFile.keepOnly(this.pending);
   }
 
   private async syncData(): Promise<void> {
@@ -371,6 +425,7 @@ export class LogUpper implements Upper {
       await work;
     } catch (error) {
       this.broken = error;
+      this.pendingFile.remove();
       throw fail('DISK_BROKEN', { file: this.dataPath }, error);
     }
   }
@@ -400,44 +455,12 @@ export class LogUpper implements Upper {
     }
     await this.orBroken(syncFolder(dirname(this.indexPath)));
   }
-
-  /** What lies between the bytes that `live` refers to. */
-  private async punch(live: SegmentIndex, taken: readonly [number, number][], end: number): Promise<number> {
-    const starts: number[] = [];
-    const ends: number[] = [];
-    for (let at = 0; at < live.count; at++) {
-      if (live.isZeroed(at)) continue;
-      starts.push(live.moffset(at) * SECTOR);
-      ends.push((live.moffset(at) + live.end(at) - live.start(at)) * SECTOR);
-    }
-    for (const [from, to] of taken) {
-      starts.push(from);
-      ends.push(to);
-    }
-    // They do not overlap, so that the n-th start belongs to the n-th end.
-    const sortedStarts = Float64Array.from(starts).sort();
-    const sortedEnds = Float64Array.from(ends).sort();
-    let reclaimed = 0;
-    let position = LSMT_BLOCK;
-    for (let at = 0; at <= sortedStarts.length; at++) {
-      const until = sortedStarts[at] ?? end;
-      const from = Math.ceil(position / LSMT_BLOCK) * LSMT_BLOCK;
-      const to = Math.floor(until / LSMT_BLOCK) * LSMT_BLOCK;
-      if (to > from) {
-        punchHole(this.data.fd, from, to - from);
-        reclaimed += to - from;
-      }
-      position = sortedEnds[at] ?? end;
-      if (at % PUNCHES_AT_ONCE === PUNCHES_AT_ONCE - 1) await new Promise((resolve) => setImmediate(resolve));
-    }
-    return reclaimed;
-  }
 }
 
 /** For this process alone. @throws DISK_BUSY when another one, or this one already, has it */
 export function lockLayer(path: string): FileLock {
-  // A lock would make the file.
-  statSync(path);
+  // A lock would make the file, and wait for the other end of a pipe.
+  if (!statSync(path).isFile()) throw fail('DISK_NOT_A_FILE', { path });
   const lock = tryLock(path);
   if (lock === undefined) throw fail('DISK_BUSY', { file: path });
   return lock;
@@ -459,6 +482,7 @@ async function writeNew(path: string, bytes: Buffer): Promise<void> {
 }
 
 export async function readHeader(file: FileHandle, path: string): Promise<LsmtHeader> {
+  if (!fstatSync(file.fd).isFile()) throw fail('DISK_NOT_A_FILE', { path });
   const block = Buffer.alloc(LSMT_BLOCK);
   const { bytesRead } = await file.read(block, 0, LSMT_BLOCK, 0);
   return parseHeader(block.subarray(0, bytesRead), path);

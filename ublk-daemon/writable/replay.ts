@@ -16,7 +16,7 @@ import {
   segmentOffset,
   segmentZeroed,
 } from '../lsmt/segment.ts';
-import { checkSeal } from './entry-log.ts';
+import { checkSeal, type EntryLog } from './entry-log.ts';
 
 const FIRST_SECTOR = LSMT_BLOCK / SECTOR;
 
@@ -29,11 +29,12 @@ export interface Replayed {
   readonly dataSectors: number;
 }
 
-/** @param bytes the index file behind its header */
+/** @param bytes the index file behind its header @param into gets what took effect, too */
 export function replay(
   bytes: Buffer,
   index: LiveIndex,
   facts: { readonly file: string; readonly deviceSectors: number; readonly fileSectors: number },
+  into?: EntryLog,
 ): Replayed {
   const whole = bytes.length - (bytes.length % SEGMENT_BYTES);
   const goodBytes = findEnd(bytes, whole, facts);
@@ -46,6 +47,7 @@ export function replay(
     const moffset = segmentMoffset(bytes, at);
     const zeroed = segmentZeroed(bytes, at);
     index.write(start, start + sectors, zeroed ? undefined : moffset);
+    into?.add(start, start + sectors, moffset, zeroed);
     // Of zeros too: the C++ tools refuse an entry whose place is past the end.
     dataSectors = Math.max(dataSectors, zeroed ? moffset : moffset + sectors);
     entries++;

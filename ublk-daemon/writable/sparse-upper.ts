@@ -7,7 +7,7 @@
  * below are written as zeros, since a hole would let it show.
  */
 import { fstatSync, statfsSync } from 'node:fs';
-import { type FileHandle, open } from 'node:fs/promises';
+import { constants, type FileHandle, open } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { failPoint } from '#base';
 import { dataRuns, type FileLock, punchHole } from '#linux';
@@ -30,7 +30,8 @@ const ZEROS = Buffer.alloc(256 * 1024);
 
 /** Undefined when the file is a writable layer of the other kind. */
 export async function openSparseUpper(path: string): Promise<SparseUpper | undefined> {
-  const file = await open(path, 'r');
+  // A pipe of that name must not wait for its other end.
+  const file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
   let header: LsmtHeader;
   try {
     header = await readHeader(file, path);
@@ -46,6 +47,7 @@ export class SparseUpper implements Upper {
   readonly parentUuid: string;
   readonly dataPath: string;
   readonly source: ByteSource;
+  readonly writesAside = false;
   private readonly lock: FileLock;
   private readonly data: FileHandle;
   private readonly index: LiveIndex;
@@ -53,7 +55,8 @@ export class SparseUpper implements Upper {
   private readonly queue = new FlushQueue(() => this.flushOnce());
   /** Pages that are being filled up, one writer at a time. */
   private turn: Promise<void> = Promise.resolve();
-  private unsynced = false;
+  /** A process that died may have answered writes that nobody has flushed. */
+  private unsynced = true;
   private broken: unknown;
 
   static async create(

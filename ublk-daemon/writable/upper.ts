@@ -37,6 +37,8 @@ export interface Upper {
   readonly source: ByteSource;
   /** Bytes that hold something, and bytes the layer takes, overwritten ones included. */
   readonly usage: { readonly liveBytes: number; readonly usedBytes: number };
+  /** What is written goes elsewhere than what was there: a frozen index stays good. */
+  readonly writesAside: boolean;
   lookup(start: number, end: number, into: Pieces): void;
   /** Whether `write` of so many bytes and `zero` answer at once, without a promise. */
   writesNow(length: number): boolean;

@@ -1,9 +1,15 @@
 /**
- * Decoded blocks of all ZFiles of a process, least recently used out first, bounded in bytes. A block that is read again (file
- * system metadata mostly) costs no decompression.
+ * Decoded blocks of the ZFiles of a process whose sources have no memory of their own (local files), least recently used out first,
+ * bounded in bytes. A block that is read again (file system metadata mostly) costs no decompression.
  */
+import type { BlockMemory } from '../byte-source.ts';
+
+/** Room for the block number beside the file's. */
+const KEYS_A_FILE = 2 ** 31;
+
 export class BlockCache {
-  private readonly blocks = new Map<string, Buffer>();
+  private files = 0;
+  private readonly blocks = new Map<number, Buffer>();
   private readonly capacityBytes: number;
   private bytes = 0;
 
@@ -11,7 +17,15 @@ export class BlockCache {
     this.capacityBytes = capacityBytes;
   }
 
-  get(key: string): Buffer | undefined {
+  forFile(): BlockMemory {
+    const base = this.files++ * KEYS_A_FILE;
+    return {
+      get: (block) => this.get(base + block),
+      put: (block, bytes) => this.put(base + block, bytes),
+    };
+  }
+
+  private get(key: number): Buffer | undefined {
     const block = this.blocks.get(key);
     if (block !== undefined) {
       this.blocks.delete(key);
@@ -20,7 +34,7 @@ export class BlockCache {
     return block;
   }
 
-  put(key: string, block: Buffer): void {
+  private put(key: number, block: Buffer): void {
     if (this.blocks.has(key)) return;
     this.blocks.set(key, block);
     this.bytes += block.length;

@@ -4,7 +4,7 @@
  * A block whose CRC is wrong is read once more (a cache below may have had a bad moment), then refused: never given out.
  */
 import { crc32cRaw } from '#base';
-import { type ByteSource, readBytes } from '../byte-source.ts';
+import { type BlockMemory, type ByteSource, readBytes } from '../byte-source.ts';
 import { fail } from '../errors.ts';
 import { sharedBlocks } from './block-cache.ts';
 import { type BlockCodec, blockCodec, codecProblem } from './codec.ts';
@@ -24,9 +24,12 @@ const CRC_BYTES = 4;
 const ENTRY_BYTES = 4;
 const MAX_BLOCK = 65_536;
 const MAX_EXPANSION = 1024;
+/** As many as the C++ tools read. */
+const MAX_BLOCKS = 1_000_000_000;
+/** Bytes of the jump table read at once. */
+const TABLE_PART = 256 * 1024;
 /** Compressed bytes read at once. */
 const MAX_RUN = 1024 * 1024;
-let openedFiles = 0;
 
 export async function isZfile(source: ByteSource): Promise<boolean> {
   return source.sizeBytes >= ZFILE_BLOCK && hasZfileMagic(await readBytes(source, 0, 24));
@@ -43,7 +46,7 @@ export class ZfileSource implements ByteSource {
   private readonly codec: BlockCodec;
   /** Where each block begins; one more for the end. */
   private readonly offsets: Float64Array;
-  private readonly cacheKey = `${openedFiles++}:`;
+  private readonly blocks: BlockMemory;
 
   private constructor(
     source: ByteSource,
@@ -52,6 +55,7 @@ export class ZfileSource implements ByteSource {
   ) {
     this.name = source.name;
     this.source = source;
+    this.blocks = source.blockMemory?.() ?? sharedBlocks.forFile();
     this.header = headers.header;
     this.trailer = headers.trailer;
     this.facts = headers.facts;
@@ -114,7 +118,7 @@ export class ZfileSource implements ByteSource {
     let done = 0;
     while (done < into.length) {
       const at = offset + done;
-      const block = sharedBlocks.get(this.cacheKey + Math.floor(at / blockSize));
+      const block = this.blocks.get(Math.floor(at / blockSize));
       if (block === undefined) break;
       done += block.copy(into, done, at % blockSize);
     }
@@ -126,7 +130,7 @@ export class ZfileSource implements ByteSource {
     const lastBlock = Math.floor((offset + into.length - 1) / blockSize);
     for (let done = begun; done < into.length; ) {
       const first = Math.floor((offset + done) / blockSize);
-      const cached = sharedBlocks.get(this.cacheKey + first);
+      const cached = this.blocks.get(first);
       if (cached !== undefined) {
         done += cached.copy(into, done, (offset + done) % blockSize);
         continue;
@@ -156,7 +160,7 @@ export class ZfileSource implements ByteSource {
     } catch {
       block = this.decodeOnce(at, await readBytes(this.source, this.offsets[at]!, this.storedBytes(at)));
     }
-    sharedBlocks.put(this.cacheKey + at, block);
+    this.blocks.put(at, block);
     return block;
   }
 
@@ -240,18 +244,31 @@ async function readJumpTable(source: ByteSource, facts: ZfileHeader): Promise<Fl
       problem: `its index of ${indexEntries} blocks at byte ${indexOffset} does not end at the trailer`,
     });
   }
-  const table = await readBytes(source, indexOffset, indexBytes);
+  if (indexEntries > MAX_BLOCKS) {
+    throw fail('ZFILE_HEADER', { file: name, problem: `${indexEntries} blocks, at most ${MAX_BLOCKS} are read` });
+  }
+  // In parts, and room for no more than what has been found good: a count costs a liar nothing, nor does a file full of holes.
+  const part = async (at: number) => readBytes(source, indexOffset + at, Math.min(TABLE_PART, indexBytes - at));
   if ((flags & ZFILE_FLAG.digests) !== 0) {
-    const actual = crc32cRaw(0, table);
+    let actual = 0;
+    for (let at = 0; at < indexBytes; at += TABLE_PART) actual = crc32cRaw(actual, await part(at));
     if (actual !== indexCrc) {
       throw fail('ZFILE_CHECKSUM', { file: name, what: 'index', actual: hex(actual), expected: hex(indexCrc) });
     }
   }
-  const offsets = new Float64Array(indexEntries + 1);
+  let offsets = new Float64Array(Math.min(indexEntries + 1, TABLE_PART));
   let position = ZFILE_BLOCK;
+  let table: Buffer = Buffer.alloc(0);
   for (let at = 0; at < indexEntries; at++) {
+    const inPart = (at * ENTRY_BYTES) % TABLE_PART;
+    if (inPart === 0) table = await part(at * ENTRY_BYTES);
+    if (at + 1 === offsets.length) {
+      const larger = new Float64Array(Math.min(indexEntries + 1, offsets.length * 2));
+      larger.set(offsets);
+      offsets = larger;
+    }
     offsets[at] = position;
-    const stored = table.readUInt32LE(at * ENTRY_BYTES);
+    const stored = table.readUInt32LE(inPart);
     if (stored <= (verify ? CRC_BYTES : 0)) {
       throw fail('ZFILE_BLOCK', { file: name, block: at, problem: `${stored} bytes hold no data` });
     }

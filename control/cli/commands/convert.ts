@@ -1,5 +1,6 @@
 /** `dsec convert`: from an image, a tar or a folder to EROFS in the store. */
 import { createReadStream } from 'node:fs';
+import { setFlagsFromString } from 'node:v8';
 import { type ByteString, humanSize, isDsecError, nodePath, systemCode } from '#base';
 import { CODEC_NAMES, type CodecName, parsePlatform } from '#converter';
 import {
@@ -99,6 +100,7 @@ export const definition: CommandDefinition = {
       .option('--no-sync', 'do not wait for the disk: a power cut just after may cost the result (folder stores)')
       .option('--batch <file>', 'convert every `SOURCE NAME` line of this file; - is stdin; a source with blanks in ""')
       .action(async (source: string | undefined, options: Options) => {
+        optimizeLate();
         const { creds: credentials, insecure } = options;
         const settings = {
           kind: choice('--kind', options.kind, KINDS),
@@ -152,6 +154,14 @@ export const definition: CommandDefinition = {
       });
   },
 };
+
+/**
+ * What V8 compiles with its optimizing compiler, it compiles on other threads, and a conversion has work for all cores: of an image
+ * that takes seconds, a tenth of them went there. So a function must have run for some tens of milliseconds first.
+ */
+function optimizeLate(): void {
+  setFlagsFromString('--interrupt-budget=1000000');
+}
 
 /** Paths in order. A file goes before an image of that name. @throws TRACE_DAMAGED, TRACE_NONE, CATALOG_NOT_FOUND */
 async function profileOf(store: BlobStore, given: string | undefined): Promise<ByteString[] | undefined> {

@@ -14,7 +14,9 @@ import { counted } from '../counted.ts';
 import { withExamples } from '../examples.ts';
 import { inputError } from '../input-error.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
+import { addAttach } from './disk-attach.ts';
 import { addManagement } from './disk-manage.ts';
+import { addReshape } from './disk-reshape.ts';
 import { addServe } from './disk-serve.ts';
 
 interface DumpOptions extends JsonOption {
@@ -31,9 +33,10 @@ interface Checked extends Partial<LayerVerdict> {
 export const definition: CommandDefinition = {
   description:
     'Makes block disks with snapshots, whose layers are in the format of OverlayBD, and shows and checks such layers: LSMT files, sealed or ' +
-    'writable, alone, in a ZFile, or in the tar that registries carry (docs/overlaybd.md). Serves disks and raw files over NBD (docs/nbd.md).',
+    'writable, alone, in a ZFile, or in the tar that registries carry (docs/overlaybd.md). Shows disks and raw files to other programs: as block devices (docs/ublkd.md), and over NBD (docs/nbd.md).',
   examples: [
     { line: 'dsec disk create work --size 64G --ext4', what: 'a disk with an empty file system' },
+    { line: 'dsec disk attach work', what: 'as a block device, or over NBD' },
     { line: 'dsec disk snapshot work before-upgrade', what: 'a point to come back to' },
     { line: 'dsec disk dump layer.tar', what: 'headers and segments of a layer' },
     { line: 'dsec disk verify *.lsmt', what: 'every checksum and every entry of several' },
@@ -43,9 +46,12 @@ export const definition: CommandDefinition = {
     'dump: an object: `file`, `sizeBytes`, `tar`, `zfile` (`header`, `trailer`, `originalSize`, `blocks`, `storedBytes`), `lsmt` (`kind`, `header`, `trailer`, ' +
     '`entries`, `paddingEntries`, `dataBytes`, `zeroedBytes`, `segments`: `offset`, `length`, `moffset` in 512-byte sectors, `zeroed`, `tag`); ' +
     'verify: an array: `file`, `ok`, `tar`, `zfile`, `kind`, `blocks`, `segments`, `checksummed`, and `code`, `problem` of what is damaged; ' +
-    'create, and in an array ls: `name`, `sizeBytes`, `layers`, `diskBytes`, `snapshots` (`name`, `layers`, `uuid`, `createdAt`); snapshot: `disk`, `snapshot`, `uuid`, `layer`; ' +
-    'restore: `disk`, `from`, `snapshot`; compact: `disk`, `reclaimedBytes`, `indexEntriesBefore`, `indexEntriesAfter`; pack-diff: `disk`, `uuid`, `path`, `sizeBytes`, `segments`; ' +
+    'create, and in an array ls: `name`, `sizeBytes`, `layers`, `diskBytes`, `snapshots` (`name`, `layers`, `uuid`, `createdAt`), and in ls `attached` (as attach), and of attached raw files `name` and `attached` alone; snapshot: `disk`, `snapshot`, `uuid`, `layer`, and with --name `image` (`name`, `digest`, `layers`, `newLayers`, `newBytes`); ' +
+    'restore: `disk`, `from`, `snapshot`; compact: `disk`, `reclaimedBytes`, `indexEntriesBefore`, `indexEntriesAfter`; pack-diff: `disk`, `uuid`, `path`, `sizeBytes`, `segments`, with --name `disk`, `image` (as snapshot); ' +
+    'resize: `disk`, `sizeBytes`, `told` (who has it open has been told); merge: `disk`, `layersBefore`, `layersAfter`, of files `path`, `uuid`, `sizeBytes`, `segments`, `layers`; ' +
     'export: `disk`, `format`, `file`, `sizeBytes`; rm: `removed`; ' +
+    'attach: `name`, `kind` (disk, file), `state` (attached, failed, detaching), `way`, `at`, `readOnly`, `attachedAt`, `sizeBytes`, `problem`, `working`; ' +
+    'detach: an array: `name`, `state` (detached, or detaching: it goes on); ' +
     'serve: an object once it listens: `file`, `name`, `sizeBytes`, `readOnly`, `address`, `uri`',
   configure(command, context) {
     const { output, signal } = context;
@@ -91,6 +97,8 @@ export const definition: CommandDefinition = {
         if (results.some(({ ok }) => !ok)) context.exitCode = 3;
       });
     addManagement(command, context);
+    addReshape(command, context);
+    addAttach(command, context);
     addServe(command, context);
   },
 };

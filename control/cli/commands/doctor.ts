@@ -5,6 +5,7 @@ import { fileURLToPath } from 'node:url';
 import { messageOf } from '#base';
 import { defaultStoreUrl } from '#imagesvc';
 import { detect, type Feature } from '#linux';
+import { diskRows } from '../../doctor/disks.ts';
 import { runtimeRows } from '../../doctor/runtimes.ts';
 import { findTools } from '../../doctor/tools.ts';
 import type { CommandDefinition } from '../command.ts';
@@ -19,7 +20,7 @@ export const definition: CommandDefinition = {
     { line: 'sudo dsec doctor', what: 'with root, features are tried instead of guessed' },
     { line: "dsec doctor --json | jq '.features[] | select(.present | not)'", what: 'what is missing' },
   ],
-  json: 'an object: `ok`, `dsec`, `node`, `root`, `failure`, `features` (`name`, `present`, `detail`, `usedFor`, `fallback`, `later`), `runtime` (rows of the same kind), `tools` (`name`, `present`, `path`, `version`, `purpose`, `without`, `package`)',
+  json: 'an object: `ok`, `dsec`, `node`, `root`, `failure`, `features` (`name`, `present`, `detail`, `usedFor`, `fallback`, `later`), `runtime` and `disks` (rows of the same kind), `tools` (`name`, `present`, `path`, `version`, `purpose`, `without`, `package`)',
   configure(command, context) {
     const { output } = context;
     withJson(withStore(command))
@@ -29,6 +30,8 @@ export const definition: CommandDefinition = {
         const { features: known, failure } = kernelFeatures(folder);
         const features = options.all ? known : known.filter((feature) => !feature.later);
         const tools = await findTools();
+        // Asking the driver needs system calls too.
+        const disks = failure === undefined ? await diskRows() : [];
         const ok = failure === undefined;
         if (!ok) context.exitCode = 5;
         const versions = { dsec: projectVersion(), node: process.versions.node };
@@ -40,6 +43,7 @@ export const definition: CommandDefinition = {
             failure,
             features,
             runtime: runtimeRows(),
+            disks,
             tools: tools.map(({ name, path, version, purpose, without, package: apt }) => ({
               name,
               present: path !== undefined,
@@ -67,6 +71,10 @@ export const definition: CommandDefinition = {
         } else output.note(`dsec: system calls do not work: ${failure}\n      reinstall the packages: npm ci`);
         await output.line();
         await section('RUNTIME', runtimeRows());
+        if (failure === undefined) {
+          await output.line();
+          await section('DISKS', disks);
+        }
         await output.line();
         await section(
           'TOOL',

@@ -1,7 +1,9 @@
 /** `dsec gc`: blobs that nothing needs, and caches of them. */
-import { humanSize } from '#base';
+import { type Digest, humanSize } from '#base';
 import { collectCaches, collectNode, type SweptCaches } from '#imagesvc';
 import { blobsInUse } from '../../blobs-in-use.ts';
+import { sweepDiskCaches } from '../../disk-images/sweep-disk-caches.ts';
+import { diskCacheDir } from '../../disk-layers.ts';
 import type { CommandDefinition } from '../command.ts';
 import { parseDuration } from '../duration.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
@@ -15,7 +17,7 @@ interface Options extends StoreOption, JsonOption {
 export const definition: CommandDefinition = {
   description:
     'Deletes the blobs of the store that no name leads to. What is younger than the grace period stays, and so does what a running command may ' +
-    'need, what is mounted on this machine, and what kept sandboxes ran on. Then proofs, copies of metadata and cached chunks on this machine go, ' +
+    'need, what is mounted on this machine, what kept sandboxes ran on, and what disks of this machine lie on. Then proofs, copies of metadata and cached chunks on this machine go, ' +
     'where their blobs have gone. With --caches only those go, also where the store cannot be written.',
   examples: [
     { line: 'dsec gc --dry-run', what: 'what would be deleted' },
@@ -42,13 +44,22 @@ export const definition: CommandDefinition = {
             await output.line(`${verb} ${count(swept, 'cache file')}, ${humanSize(freedBytes)}`);
           if (busy) output.note('dsec: the chunk cache is in use by a process that does not answer: left alone');
         };
+        const inUse = await blobsInUse(store);
+        const cacheDir = diskCacheDir();
+        const how = { dryRun, graceMs, inUse, cacheDir };
+        const withDisks = async (caches: SweptCaches, gone: readonly Digest[]): Promise<SweptCaches> => {
+          const swept = await sweepDiskCaches(store, cacheDir, { dryRun, inUse, gone: new Set(gone) });
+          const chunkBlobs = caches.chunkBlobs + swept.chunkBlobs;
+          return { ...caches, chunkBlobs, freedBytes: caches.freedBytes + swept.freedBytes };
+        };
         if (options.caches) {
-          const caches = await collectCaches(store, { dryRun, graceMs, inUse: await blobsInUse(store) });
+          const caches = await withDisks(await collectCaches(store, how), []);
           return options.json ? output.json({ dryRun, caches }) : showCaches(caches);
         }
-        const collected = await collectNode(store, { dryRun, graceMs, inUse: await blobsInUse(store) });
-        if (options.json) return output.json({ dryRun, ...collected });
-        const { deleted, freedBytes, kept, traces, caches } = collected;
+        const collected = await collectNode(store, how);
+        const { deleted, freedBytes, kept, traces } = collected;
+        const caches = await withDisks(collected.caches, deleted);
+        if (options.json) return output.json({ dryRun, ...collected, caches });
         await output.line(
           `${verb} ${count(deleted.length, 'blob')}, ${humanSize(freedBytes)}; ${kept} without a name stay`,
         );

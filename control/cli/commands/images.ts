@@ -12,7 +12,7 @@ function digestText(digest: Digest | undefined): string {
 
 export const definition: CommandDefinition = {
   description:
-    'Lists the images of the store: kind, number of EROFS layers, size of their metadata (always local) and of their data (read on demand). ' +
+    'Lists the images of the store: kind, number of EROFS or disk layers, size of their metadata (always local) and of their data (read on demand). ' +
     'Blobs that several images share count for each of them.',
   examples: [
     { line: 'dsec images', what: 'the images of the default store' },

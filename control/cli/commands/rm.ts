@@ -11,7 +11,7 @@ import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore
 export const definition: CommandDefinition = {
   description:
     'Removes names from the store, and deletes the blobs that no other image needs. What another process is working with stays, and so does what is ' +
-    'mounted or what a kept sandbox ran on: then it says by whom, and `dsec gc` deletes it when it is no longer used. ' +
+    'mounted, what a kept sandbox ran on or what a disk of this machine lies on: then it says by whom, and `dsec gc` deletes it when it is no longer used. ' +
     'Names that are not there fail the command; the other ones are removed all the same.',
   examples: [
     { line: 'dsec rm web:1 web:2', what: 'two images' },

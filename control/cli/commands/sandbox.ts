@@ -8,21 +8,28 @@ import {
   type StopResult,
   stopSandbox,
 } from '#runtime';
+import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import type { CommandDefinition } from '../command.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
+import { addResidentCommands } from './sandbox-resident.ts';
 
 export const definition: CommandDefinition = {
   description:
-    'Lists, stops and removes the sandboxes of `dsec run` that run now or were kept with --keep. Listing as root first ends what killed processes have left.',
+    'Makes sandboxes that stay and runs commands in them, with `dsec serve runtime`; lists, stops and removes those and the sandboxes of `dsec run` ' +
+    'that run now or were kept with --keep. Listing as root first ends what killed processes have left.',
   examples: [
+    { line: 'dsec sandbox create alpine:3.20 --name work', what: 'one that stays' },
+    { line: "dsec sandbox exec work -- sh -c 'echo hello'", what: 'a command in it' },
     { line: 'dsec sandbox ls', what: 'what there is' },
     { line: 'dsec sandbox stop work', what: 'end a running one; with --keep its changes stay' },
     { line: 'dsec sandbox rm work', what: 'a kept one and its changes' },
   ],
-  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`; rm: an object: `removed`',
-  configure(command, { output }) {
+  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`, `resident`, `end`; create: an object: `name`, `id`, `state`, `expiresAt` and more; logs: an array: `id`, `args`, `startedMs`, `running`, `result`; exec: an object: `id`, `exitCode`, `signal`, `timedOut`, `outOfMemory`, `stdoutBytes`, `stderrBytes`, `durationMs`; rm: an object: `removed`',
+  configure(command, context) {
+    const { output } = context;
+    addResidentCommands(command, context);
     const ls = withExamples(command.command('ls').description('Lists sandboxes that run or were kept.'), [
       { line: 'dsec sandbox ls', what: 'what there is' },
       { line: 'dsec sandbox ls --json | jq -r \'.[] | select(.state == "kept") | .name\'', what: 'names of kept ones' },
@@ -42,9 +49,9 @@ export const definition: CommandDefinition = {
           { title: 'TOOLKITS' },
           { title: 'SINCE' },
         ],
-        sandboxes.map(({ name, state, base, workspace, toolkits, createdAt }) => [
+        sandboxes.map(({ name, state, base, workspace, toolkits, createdAt, end }) => [
           name,
-          state,
+          end === undefined ? state : `${state} (${end.reason})`,
           base.name,
           workspace?.name ?? '',
           toolkits.map((toolkit) => toolkit.name).join(' '),
@@ -71,21 +78,34 @@ export const definition: CommandDefinition = {
         const { time } = options;
         const timeMs = parseDuration('--time', /^\d+$/.test(time) ? `${time}s` : time);
         for (const name of names) {
+          if (isResident(name)) {
+            const end = await new SandboxClient().stop(name, timeMs);
+            if (options.json) await output.json({ name, ...end });
+            else
+              await output.line(
+                `${name}: ${end.detail}; its changes stay: dsec pack-diff ${name}, or dsec sandbox rm ${name}`,
+              );
+            continue;
+          }
           const stopped = await stopSandbox(name, { timeMs });
           if (options.json) await output.json(stopped);
           else await output.line(`${name}: ${stopText(stopped)}`);
         }
       });
-    const rm = withExamples(command.command('rm').description('Removes kept sandboxes and their changes.'), [
-      { line: 'dsec sandbox rm work', what: 'one' },
-      { line: 'dsec sandbox rm work1 work2', what: 'several' },
-      { line: 'dsec sandbox rm --force work', what: 'one that still runs: it is killed' },
-    ]);
+    const rm = withExamples(
+      command.command('rm').description('Removes sandboxes that have ended, and their changes.'),
+      [
+        { line: 'dsec sandbox rm work', what: 'one' },
+        { line: 'dsec sandbox rm work1 work2', what: 'several' },
+        { line: 'dsec sandbox rm --force work', what: 'one that still runs: it is killed' },
+      ],
+    );
     withJson(rm)
       .argument('<names...>', 'as `dsec sandbox ls` shows them')
       .option('-f, --force', 'those that run too: ended with SIGKILL')
       .action(async (names: string[], options: JsonOption & { readonly force?: boolean }) => {
         for (const name of names) {
+          if (options.force === true && isResident(name)) await new SandboxClient().stop(name, 0);
           await (options.force === true ? forceRemoveSandbox(name) : removeSandbox(name));
           if (!options.json) await output.line(`${name}: removed`);
         }
@@ -93,6 +113,12 @@ export const definition: CommandDefinition = {
       });
   },
 };
+
+/** It runs, and the runtime service is the one to end it. */
+function isResident(name: string): boolean {
+  const found = listSandboxes().find((record) => record.name === name);
+  return found?.state === 'running' && found.resident !== undefined;
+}
 
 function stopText({ name, was, killed, kept }: StopResult): string {
   if (was === 'not-running') return 'had ended already';

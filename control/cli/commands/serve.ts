@@ -1,6 +1,7 @@
 /** `dsec serve`: services of a node. */
 import { homedir } from 'node:os';
 import { isAbsolute, join } from 'node:path';
+import type { Command } from 'commander';
 import { serveImages } from '#imagesvc';
 import { blobsInUse } from '../../blobs-in-use.ts';
 import { fail } from '../../errors.ts';
@@ -12,6 +13,7 @@ import { parseDuration } from '../duration.ts';
 import { repeated } from '../repeated.ts';
 import { openChosenStore, type StoreOption, withStore } from '../store-option.ts';
 import { projectRoot, projectVersion } from '../version.ts';
+import { serveUblkd } from './serve-ublkd.ts';
 
 const LEVELS = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'] as const;
 
@@ -24,6 +26,8 @@ interface Options extends StoreOption {
   readonly jobsPerCaller: string;
   readonly drain: string;
   readonly logLevel: string;
+  readonly idle?: string;
+  readonly detach?: boolean;
 }
 
 export const definition: CommandDefinition = {
@@ -36,7 +40,10 @@ export const definition: CommandDefinition = {
     'Or, as `dsec serve runtime`, stays so that `dsec run` of root on this machine starts at once: it takes the whole command over a unix socket in the run ' +
     'folder and runs it with the same options, output and exit status. What it cannot do for another process (another version, another ' +
     'environment, crun or runc asked for) that process does itself, as without a service. A client that dies ends its sandbox; SIGTERM lets ' +
-    'sandboxes run for --drain and ends those that still run.',
+    'sandboxes run for --drain and ends those that still run.\n\n' +
+    'Or, as `dsec serve ublkd`, serves the disks of `dsec disk attach` (docs/ublkd.md). What is attached stays so when it ends or dies: the next one opens ' +
+    'the disks again, takes ublk devices over while their requests wait, and listens for NBD clients where they were. SIGTERM ends it; with ' +
+    '--detach nothing stays attached then.',
   examples: [
     { line: 'dsec serve imagesvc', what: 'on 127.0.0.1:7070, for this machine' },
     {
@@ -48,11 +55,12 @@ export const definition: CommandDefinition = {
       what: 'on a socket; requests may name layouts in /srv/images',
     },
     { line: 'sudo dsec serve runtime', what: '`dsec run` of root starts at once from now on' },
+    { line: 'sudo dsec serve ublkd', what: 'the disks that are attached, and those that will be' },
   ],
   configure(command, context) {
     const { output, takeSignals, defer } = context;
     withStore(command)
-      .argument('<service>', 'imagesvc or runtime')
+      .argument('<service>', 'imagesvc, runtime or ublkd')
       .option('--listen <address>', 'HOST:PORT or unix:/path', '127.0.0.1:7070')
       .option('--token-file <file>', 'who may call, and what they may do')
       .option(
@@ -65,21 +73,30 @@ export const definition: CommandDefinition = {
       .option('--jobs-per-caller <n>', 'how many one caller may have waiting and running', '32')
       .option('--drain <time>', 'how long running jobs may go on after SIGTERM', '10s')
       .option('--log-level <level>', `of the log on stderr: ${LEVELS.join(', ')}`, 'info')
+      .option('--idle <time>', 'ublkd: end when nothing has been attached for so long (default: never)')
+      .option('--detach', 'ublkd: at its end detach all disks, instead of leaving them to the next one')
       .action(async (service: string, options: Options) => {
         const drainMs = parseDuration('--drain', options.drain);
         if (service === 'runtime') {
-          for (const name of Object.keys(options)) {
-            if (name === 'drain' || command.getOptionValueSource(name) !== 'cli') continue;
-            const problem = `the runtime service has no option --${name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`;
-            throw fail('CLI_USAGE', { problem, program: 'dsec serve' });
-          }
+          refuseOthers(command, service, ['drain']);
           return serveRuntime(context, drainMs);
+        }
+        if (service === 'ublkd') {
+          refuseOthers(command, service, ['idle', 'detach', 'logLevel']);
+          return serveUblkd(context, {
+            logLevel: choice('--log-level', options.logLevel, LEVELS),
+            idleMs: options.idle === undefined ? undefined : parseDuration('--idle', options.idle),
+            detach: options.detach === true,
+          });
         }
         if (service !== 'imagesvc') {
           throw fail('CLI_USAGE', {
-            problem: `there is no service "${service}": it is imagesvc or runtime`,
+            problem: `there is no service "${service}": it is imagesvc, runtime or ublkd`,
             program: 'dsec serve',
           });
+        }
+        for (const name of ['idle', 'detach']) {
+          if (command.getOptionValueSource(name) === 'cli') refuseOption(service, name);
         }
         const store = await openChosenStore(options);
         const serving = await serveImages({
@@ -110,6 +127,18 @@ export const definition: CommandDefinition = {
       });
   },
 };
+
+function refuseOthers(command: Command, service: string, own: readonly string[]): void {
+  for (const name of Object.keys(command.opts())) {
+    if (!own.includes(name) && command.getOptionValueSource(name) === 'cli') refuseOption(service, name);
+  }
+}
+
+function refuseOption(service: string, name: string): never {
+  const option = `--${name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`;
+  const what = service === 'runtime' ? 'the runtime service' : service;
+  throw fail('CLI_USAGE', { problem: `${what} has no option ${option}`, program: 'dsec serve' });
+}
 
 async function serveRuntime({ output, takeSignals, defer, isFresh }: Context, drainMs: number): Promise<void> {
   const self = { root: projectRoot(), env: { ...process.env }, isFresh: isFresh ?? (() => true) };

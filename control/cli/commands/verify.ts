@@ -4,11 +4,12 @@ import {
   type BlobStore,
   damagedManifest,
   listImages,
-  openImage,
+  openAnyImage,
   setAsideDamaged,
   type VerifyReport,
   verifyImage,
 } from '#imagesvc';
+import { verifyDiskLayers } from '../../disk-images/verify-disk-layers.ts';
 import { fail } from '../../errors.ts';
 import type { CommandDefinition } from '../command.ts';
 import { counted } from '../counted.ts';
@@ -23,7 +24,7 @@ interface Options extends StoreOption, JsonOption {
 export const definition: CommandDefinition = {
   description:
     'Checks images: every byte of every blob against its digest, the chunk digests against the data, and the EROFS structure of every layer (every ' +
-    'inode, folder, extent and attribute). Exits with 3 when something is wrong, and says in which blob. With --repair it deletes damaged blobs from the ' +
+    'inode, folder, extent and attribute), or of the layers of a disk. Exits with 3 when something is wrong, and says in which blob. With --repair it deletes damaged blobs from the ' +
     'store; the names stay, and converting or pulling the image again brings the blobs back.',
   examples: [
     { line: 'dsec verify web:1', what: 'an image' },
@@ -61,7 +62,12 @@ export const definition: CommandDefinition = {
 /** An image whose ref or manifest is damaged is reported like any other: one of them must not hide the rest. */
 async function verifyNamed(store: BlobStore, name: string, progress: Progress): Promise<VerifyReport> {
   try {
-    return await verifyImage(store, await openImage(store, name), { progress });
+    const image = await openAnyImage(store, name);
+    const report = await verifyImage(store, image, { progress });
+    // Of wrong bytes no more can be said.
+    const found = report.ok ? await verifyDiskLayers(store, image) : [];
+    if (found.length === 0) return report;
+    return { ...report, ok: false, problemCount: found.length, problems: found };
   } catch (error) {
     if (!isDsecError(error) || error.exit !== 3) throw error;
     const refDamaged = error.code === 'STORE_REF_DAMAGED';
@@ -92,7 +98,8 @@ async function show(report: VerifyReport, repaired: readonly string[] | undefine
   if (unlisted > 0) await output.line(`${image}: and ${counted(unlisted, 'more problem')}`);
   const extent = [
     counted(layers, 'layer'),
-    counted(inodes, 'inode'),
+    // Disks have none.
+    ...(inodes > 0 ? [counted(inodes, 'inode')] : []),
     counted(blobs, 'blob'),
     humanSize(blobBytes),
   ].join(', ');

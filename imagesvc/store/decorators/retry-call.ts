@@ -3,7 +3,7 @@
  * server's Retry-After, and an end to it all. Tries, time and the share of retries are bounded: a server in trouble gets
  * fewer requests, not more, and nobody waits for ever.
  */
-import { type DsecError, isDsecError } from '#base';
+import { type DsecError, isDsecError, StopController, type StopSignal } from '#base';
 import { fail } from '../../errors.ts';
 
 const BUDGET_MS = 60_000;
@@ -32,7 +32,7 @@ export interface RetryClock {
   now(): number;
   random(): number;
   /** Rejects with the signal's reason. */
-  sleep(ms: number, signal?: AbortSignal): Promise<void>;
+  sleep(ms: number, signal?: StopSignal): Promise<void>;
 }
 
 export const systemClock: RetryClock = {
@@ -92,10 +92,10 @@ export function retryFor(bytes: number, options: RetryOptions): RetryOptions {
 
 /** @throws the last try's error, or the reason of `signal` */
 export async function retryCall<T>(
-  work: (signal: AbortSignal | undefined) => Promise<T>,
+  work: (signal: StopSignal | undefined) => Promise<T>,
   what: () => string,
   options: RetryOptions = {},
-  signal?: AbortSignal,
+  signal?: StopSignal,
 ): Promise<T> {
   const {
     patient = false,
@@ -131,33 +131,40 @@ export async function retryCall<T>(
   }
 }
 
-/** Ends after `timeoutMs` even when `work` does not listen to its signal. */
-async function oneTry<T>(
-  work: (signal: AbortSignal | undefined) => Promise<T>,
+/** Ends after `timeoutMs`, and with the signal, even when `work` does not listen to its own. */
+function oneTry<T>(
+  work: (signal: StopSignal | undefined) => Promise<T>,
   what: () => string,
   timeoutMs: number,
-  signal: AbortSignal | undefined,
+  signal: StopSignal | undefined,
 ): Promise<T> {
-  const ending = new AbortController();
-  const onAbort = () => ending.abort(signal!.reason);
-  signal?.addEventListener('abort', onAbort, { once: true });
-  const timer = setTimeout(() => {
-    ending.abort(fail('STORE_TIMEOUT', { what: what(), timeoutMs: Math.round(timeoutMs) }));
-  }, timeoutMs);
-  try {
-    return await untilAborted(work(ending.signal), ending.signal);
-  } finally {
-    clearTimeout(timer);
-    signal?.removeEventListener('abort', onAbort);
-  }
-}
-
-/** As `promise`, but ends with the signal. */
-export function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
   return new Promise((resolve, reject) => {
-    const onAbort = () => reject(signal.reason);
-    if (signal.aborted) onAbort();
-    signal.addEventListener('abort', onAbort, { once: true });
-    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', onAbort));
+    const ending = new StopController();
+    const over = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener('abort', onAbort);
+    };
+    const end = (reason: Error) => {
+      over();
+      reject(reason);
+      ending.abort(reason);
+    };
+    const onAbort = () => end(signal!.reason);
+    const timer = setTimeout(() => {
+      end(fail('STORE_TIMEOUT', { what: what(), timeoutMs: Math.round(timeoutMs) }));
+    }, timeoutMs);
+    signal?.addEventListener('abort', onAbort, { once: true });
+    const failed = (error: unknown) => {
+      over();
+      reject(error);
+    };
+    try {
+      work(ending.signal).then((value) => {
+        over();
+        resolve(value);
+      }, failed);
+    } catch (error) {
+      failed(error);
+    }
   });
 }

@@ -3,6 +3,7 @@
  * repeated. `short` and `corrupt` break what a source promises: whoever verifies must notice.
  */
 import { setTimeout as delay } from 'node:timers/promises';
+import { abortSignalOf, type StopSignal } from '#base';
 import type { RangeSource } from '#chunk-cache';
 import { fail } from '../../errors.ts';
 
@@ -35,7 +36,10 @@ export function withFaults(source: RangeSource, { seed = 1, rates, lateMs = 50 }
       if (fault !== undefined) injected[fault]++;
       if (fault === 'error') throw fail('STORE_FAULT', { kind: fault, count });
       if (fault === 'stall') await untilAborted(options.signal);
-      if (fault === 'late') await delay(lateMs, undefined, { signal: options.signal });
+      if (fault === 'late')
+        await delay(lateMs, undefined, {
+          signal: options.signal && abortSignalOf(options.signal),
+        });
       const bytes = await source.readRange(blob, offset, lengthBytes, options);
       const at = Math.floor(where * bytes.length);
       if (fault === 'short') return Buffer.from(bytes.subarray(0, at));
@@ -56,7 +60,7 @@ function pick(drawn: number, rates: FaultOptions['rates']): Fault | undefined {
   return undefined;
 }
 
-function untilAborted(signal: AbortSignal | undefined): Promise<never> {
+function untilAborted(signal: StopSignal | undefined): Promise<never> {
   return new Promise((_, reject) => {
     if (signal?.aborted) reject(signal.reason);
     signal?.addEventListener('abort', () => reject(signal.reason), { once: true });

@@ -3,6 +3,7 @@
  * is aborted. Cuts the long tail of object stores. Bounded: few of all reads are hedged, so that a store that is slow as a
  * whole does not get twice the load. Only for interactive reads; nobody waits for a prefetch.
  */
+import { StopController } from '#base';
 import type { RangeSource } from '#chunk-cache';
 
 export interface HedgeOptions {
@@ -44,13 +45,13 @@ export function withHedge(source: RangeSource, options: HedgeOptions = {}): Rang
   let allowance = BURST;
 
   return {
-    readRange(blob, offset, lengthBytes, { signal, priority }) {
+    readRange(blob, offset, lengthBytes, { signal, ...rest }) {
       const times = recent[SIZE_CLASSES.findIndex((most) => lengthBytes <= most)]!;
       allowance = Math.min(BURST, allowance + maxShare);
       if (signal?.aborted) return Promise.reject(signal.reason);
       return new Promise<Buffer>((resolve, reject) => {
-        const running = new Set<AbortController>();
-        let hedgePossible = priority === 'interactive' && times.count >= minSamples;
+        const running = new Set<StopController>();
+        let hedgePossible = rest.priority === 'interactive' && times.count >= minSamples;
         let cancelHedge = () => {};
         let over = false;
         const end = () => {
@@ -65,10 +66,10 @@ export function withHedge(source: RangeSource, options: HedgeOptions = {}): Rang
           reject(signal!.reason);
         };
         const start = () => {
-          const request = new AbortController();
+          const request = new StopController();
           const startedMs = clock.now();
           running.add(request);
-          source.readRange(blob, offset, lengthBytes, { signal: request.signal, priority }).then(
+          source.readRange(blob, offset, lengthBytes, { ...rest, signal: request.signal }).then(
             (bytes) => {
               running.delete(request);
               if (over) return;

@@ -2,6 +2,7 @@
  * A bound on reads at the same time. Those that someone waits for go first, and prefetch never takes the last places, so that a reader
  * finds one free. Within a priority: first come, first served. A read that is aborted while it waits leaves the queue.
  */
+import type { StopSignal } from '#base';
 import type { FetchPriority, RangeSource } from '#chunk-cache';
 
 export interface LimitOptions {
@@ -39,7 +40,7 @@ export function withLimit(source: RangeSource, options: LimitOptions = {}): Limi
     }
   };
 
-  const place = (priority: FetchPriority, signal: AbortSignal | undefined): Promise<void> =>
+  const place = (priority: FetchPriority, signal: StopSignal | undefined): Promise<void> =>
     new Promise((resolve, reject) => {
       if (signal?.aborted) return reject(signal.reason);
       if (mayStart(priority) && queues[priority].size === 0) {
@@ -65,10 +66,11 @@ export function withLimit(source: RangeSource, options: LimitOptions = {}): Limi
     get load() {
       return { running: total(), waiting: queues.interactive.size + queues.prefetch.size };
     },
-    async readRange(blob, offset, lengthBytes, { signal, priority }) {
+    async readRange(blob, offset, lengthBytes, options) {
+      const { signal, priority } = options;
       await place(priority, signal);
       try {
-        return await source.readRange(blob, offset, lengthBytes, { signal, priority });
+        return await source.readRange(blob, offset, lengthBytes, options);
       } finally {
         running[priority]--;
         startSome();

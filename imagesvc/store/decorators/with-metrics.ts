@@ -43,12 +43,13 @@ export function withMetrics(source: RangeSource, now: () => number = () => perfo
   let inFlight = 0;
   return {
     metrics: () => structuredClone({ inFlight, ...counts }),
-    async readRange(blob, offset, lengthBytes, { signal, priority }) {
+    async readRange(blob, offset, lengthBytes, options) {
+      const { signal, priority } = options;
       const counting = counts[priority];
       const startedMs = now();
       inFlight++;
       try {
-        const bytes = await source.readRange(blob, offset, lengthBytes, { signal, priority });
+        const bytes = await source.readRange(blob, offset, lengthBytes, options);
         const tookMs = now() - startedMs;
         counting.reads++;
         counting.bytes += bytes.length;

@@ -7,20 +7,16 @@ import type { FetchPriority, RangeSource } from '#chunk-cache';
 import { RetryAllowance, type RetryOptions, retryCall, retryFor } from './retry-call.ts';
 
 export function withRetry(source: RangeSource, options: RetryOptions = {}): RangeSource {
-  const allowances: Record<FetchPriority, RetryAllowance> = {
-    interactive: options.allowance ?? new RetryAllowance(),
-    prefetch: new RetryAllowance(),
+  const kinds: Record<FetchPriority, RetryOptions> = {
+    interactive: { ...options, allowance: options.allowance ?? new RetryAllowance() },
+    prefetch: { ...options, allowance: new RetryAllowance(), patient: false },
   };
   return {
-    readRange: (blob, offset, lengthBytes, { signal, priority }) =>
+    readRange: (blob, offset, lengthBytes, { signal, ...rest }) =>
       retryCall(
-        (tried) => source.readRange(blob, offset, lengthBytes, { signal: tried, priority }),
+        (tried) => source.readRange(blob, offset, lengthBytes, { ...rest, signal: tried }),
         () => `read of ${blob}, bytes ${offset} to ${offset + lengthBytes - 1}`,
-        retryFor(lengthBytes, {
-          ...options,
-          allowance: allowances[priority],
-          patient: options.patient === true && priority === 'interactive',
-        }),
+        retryFor(lengthBytes, kinds[rest.priority]),
         signal,
       ),
   };

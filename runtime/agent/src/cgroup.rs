@@ -51,11 +51,14 @@ fn make_one(group: &Cgroup) -> Result<Fd> {
             inherit(folder, b"cpuset.mems")?;
         }
     }
+    // Its limits are files that are there once the controllers are.
+    if !group.device_program.is_empty() {
+        enable_controllers(parent(&group.folder));
+    }
     for (file, value) in &group.writes {
         sys::write_file(&join(&group.folder, file), value)?;
     }
     if !group.device_program.is_empty() {
-        enable_controllers(parent(&group.folder));
         attach_device_program(group)?;
     }
     sys::open_at(&join(&group.folder, b"cgroup.procs"), sys::O_WRONLY, 0)

@@ -11,11 +11,13 @@
 //! - What the image has at /proc, /dev and /sys is a folder: a link there may lead through /proc/self to where nothing is mounted, and
 //!   then /dev/null, which masks what is secret, would be the image's.
 //! - The filter of system calls comes last; then there is only exec.
+//! - The agent of a sandbox that stays (aether.rs) is executed from the launcher's sealed copy, taken hold of before the root is
+//!   entered: nothing of the launcher's memory is in it, nothing of the image is needed for it, and its channel is the status socket.
 
 use crate::cgroup;
 use crate::order::{self, Order, Preparation};
 use crate::sys::{self, c, Fd, RLimit, Result, SockFprog, WinSize};
-use crate::wire;
+use crate::wire::{self, Channel};
 
 /// Where it failed: `stages` in launch-order.ts has the words.
 #[derive(Clone, Copy)]
@@ -56,18 +58,44 @@ impl<T> At<T> for Result<T> {
     }
 }
 
+/// Makes its control groups and namespaces, and a process in them that waits for its order; what it tells comes over the channel.
+pub fn start(preparation: &Preparation, stdio: &[Fd]) -> std::result::Result<(i32, Channel), Failure> {
+    let entries = cgroup::make(&preparation.cgroups)
+        .map_err(|(errno, folder)| Failure { stage: Stage::Cgroup, errno, what: folder })?;
+    let started = sys::socket_pair(sys::SOCK_STREAM).at(Stage::Stdio, b"status socket").and_then(|(status, child_status)| {
+        match sys::clone_process(preparation.namespaces).at(Stage::Clone, b"its processes")? {
+            0 => {
+                // What is not the sandbox's is closed by it in time; nothing here is dropped twice.
+                sys::close_fd(status.take());
+                let numbers: Vec<i32> = stdio.iter().map(|fd| fd.0).collect();
+                become_command(preparation, child_status, &entries, &numbers);
+            }
+            pid => Ok((pid, Channel::new(status, 1))),
+        }
+    });
+    if started.is_err() {
+        drop(entries);
+        cgroup::remove(&preparation.cgroups);
+    }
+    started
+}
+
+pub fn failure_payload(failure: &Failure) -> Vec<u8> {
+    let mut payload = vec![failure.stage as u8];
+    payload.extend_from_slice(&failure.errno.to_le_bytes());
+    wire::put_bytes(&mut payload, &failure.what[..failure.what.len().min(4096)]);
+    payload
+}
+
 /// Never returns. `stdio`: descriptors above 2, or none for those of this process.
-pub fn become_command(preparation: &Preparation, status: Fd, entries: &[Fd], stdio: &[i32]) -> ! {
+fn become_command(preparation: &Preparation, status: Fd, entries: &[Fd], stdio: &[i32]) -> ! {
     let done = prepare(preparation, status.0, entries, stdio).and_then(|_| {
         let order = receive_order(status.0)?;
         isolate(&order, status.0)
     });
     if let Err(failure) = done {
-        let mut payload = vec![failure.stage as u8];
-        payload.extend_from_slice(&failure.errno.to_le_bytes());
-        wire::put_bytes(&mut payload, &failure.what[..failure.what.len().min(4096)]);
         let mut frame = Vec::new();
-        wire::put_frame(&mut frame, wire::FAILED, 0, &payload);
+        wire::put_frame(&mut frame, wire::FAILED, 0, &failure_payload(&failure));
         let _ = sys::send_with_fds(status.0, &frame, &[]);
     }
     unsafe { sys::_exit(127) }
@@ -81,7 +109,7 @@ fn prepare(preparation: &Preparation, status: i32, entries: &[Fd], stdio: &[i32]
     for (number, fd) in stdio.iter().enumerate() {
         sys::dup_to(*fd, number as i32).at(Stage::Stdio, b"standard streams")?;
     }
-    close_all_but(status);
+    close_all_but(&[status]);
     if preparation.namespaces & NEW_NETWORK != 0 {
         raise_loopback().at(Stage::Network, b"lo")?;
     }
@@ -117,6 +145,10 @@ fn read_exact(fd: i32, mut buffer: &mut [u8]) -> Result<()> {
 
 fn isolate(order: &Order, status: i32) -> Step {
     sys::set_umask(0);
+    let program = match order.agent {
+        None => None,
+        Some(_) => Some(sys::open_at(b"/proc/self/exe", sys::O_RDONLY, 0).at(Stage::Exec, b"the agent")?),
+    };
     enter_root(order)?;
     for mount in &order.mounts {
         mount_one(mount).at(Stage::Mount, &mount.target)?;
@@ -135,14 +167,20 @@ fn isolate(order: &Order, status: i32) -> Step {
     if order.uid != 0 {
         give_streams(order);
     }
-    close_all_but(status);
+    match &program {
+        None => close_all_but(&[status]),
+        Some(fd) => close_all_but(&[status, fd.0]),
+    }
     enter_working_dir_and_user(order)?;
     sys::set_umask(order.umask);
     // Cleared by the change of user.
     let _ = sys::prctl1(sys::PR_SET_PDEATHSIG, sys::SIGKILL as u64);
     sys::default_signals();
     sys::unblock_all_signals();
-    run(order)
+    match &program {
+        None => run(order),
+        Some(fd) => run_agent(order, fd, status),
+    }
 }
 
 const NEW_NETWORK: u64 = 0x40000000;
@@ -304,9 +342,15 @@ fn give_streams(order: &Order) {
     }
 }
 
-fn close_all_but(status: i32) {
-    sys::close_range(3, status as u32 - 1, false);
-    sys::close_range(status as u32 + 1, u32::MAX, false);
+fn close_all_but(kept: &[i32]) {
+    let mut sorted = kept.to_vec();
+    sorted.sort_unstable();
+    let mut from = 3u32;
+    for fd in sorted {
+        sys::close_range(from, fd as u32 - 1, false);
+        from = fd as u32 + 1;
+    }
+    sys::close_range(from, u32::MAX, false);
 }
 
 fn enter_working_dir_and_user(order: &Order) -> Step {
@@ -341,11 +385,8 @@ fn enter_working_dir_and_user(order: &Order) -> Step {
 fn run(order: &Order) -> Step {
     let args: Vec<_> = order.args.iter().map(|arg| c(arg)).collect();
     let env: Vec<_> = order.env.iter().map(|entry| c(entry)).collect();
-    let candidates = candidates(order);
-    if !order.seccomp.is_empty() {
-        let program = SockFprog { len: (order.seccomp.len() / 8) as u16, filter: order.seccomp.as_ptr() };
-        sys::set_seccomp(&program).at(Stage::Seccomp, b"filter")?;
-    }
+    let candidates = candidates(&order.args[0], &order.env);
+    install_filter(order)?;
     // As execvp: what may not be executed is passed over, and told of when nothing else is found.
     let mut refused = sys::ENOENT;
     for path in &candidates {
@@ -361,13 +402,29 @@ fn run(order: &Order) -> Step {
     Err(refused).at(Stage::Exec, &order.args[0])
 }
 
-fn candidates(order: &Order) -> Vec<Vec<u8>> {
-    let name = &order.args[0];
-    if name.contains(&b'/') {
-        return vec![name.clone()];
+fn install_filter(order: &Order) -> Step {
+    if order.seccomp.is_empty() {
+        return Ok(());
     }
-    let path = order.env.iter().rev().find(|entry| entry.starts_with(b"PATH=")).map_or(&b""[..], |entry| &entry[5..]);
+    let program = SockFprog { len: (order.seccomp.len() / 8) as u16, filter: order.seccomp.as_ptr() };
+    sys::set_seccomp(&program).at(Stage::Seccomp, b"filter").map(|_| ())
+}
+
+fn run_agent(order: &Order, program: &Fd, status: i32) -> Step {
+    let lifetime = order.agent.unwrap_or(0).to_string();
+    let args = [c(b"dsec-agent"), c(b"agent"), c(status.to_string().as_bytes()), c(lifetime.as_bytes())];
+    sys::keep_on_exec(status);
+    install_filter(order)?;
+    Err(sys::exec_fd(program.0, &args, &[])).at(Stage::Exec, b"the agent")
+}
+
+/// Where execvp would look, in this order.
+pub fn candidates(name: &[u8], env: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    if name.contains(&b'/') {
+        return vec![name.to_vec()];
+    }
+    let path = env.iter().rev().find(|entry| entry.starts_with(b"PATH=")).map_or(&b""[..], |entry| &entry[5..]);
     path.split(|byte| *byte == b':')
-        .map(|folder| if folder.is_empty() { [b"./", &name[..]].concat() } else { [folder, b"/", name].concat() })
+        .map(|folder| if folder.is_empty() { [b"./", name].concat() } else { [folder, b"/", name].concat() })
         .collect()
 }

@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use crate::cgroup;
-use crate::container::{self, Stage};
+use crate::container::{self, Failure, Stage};
 use crate::order::{self, Cgroup, Preparation, Stdio};
 use crate::selfcopy;
 use crate::sys::{self, Fd, PollFd, POLLIN, POLLOUT};
@@ -208,10 +208,8 @@ impl Launcher {
     }
 
     fn fail(&mut self, id: u32, stage: Stage, errno: i32, what: &[u8]) {
-        let mut payload = vec![stage as u8];
-        payload.extend_from_slice(&errno.to_le_bytes());
-        wire::put_bytes(&mut payload, what);
-        self.control.send(wire::FAILED, id, &payload);
+        let failure = Failure { stage, errno, what: what.to_vec() };
+        self.control.send(wire::FAILED, id, &container::failure_payload(&failure));
     }
 
     fn prepare(&mut self, id: u32, payload: &[u8]) {
@@ -223,32 +221,11 @@ impl Launcher {
             Some(found) => found,
             None => return self.fail(id, Stage::Stdio, sys::ENOENT, b"client"),
         };
-        let entries = match cgroup::make(&preparation.cgroups) {
-            Ok(entries) => entries,
-            Err((errno, folder)) => return self.fail(id, Stage::Cgroup, errno, &folder),
-        };
-        let (status, child_status) = match sys::socket_pair(sys::SOCK_STREAM) {
-            Ok(pair) => pair,
-            Err(errno) => {
-                cgroup::remove(&preparation.cgroups);
-                return self.fail(id, Stage::Stdio, errno, b"status socket");
-            }
-        };
-        match sys::clone_process(preparation.namespaces) {
-            Err(errno) => {
-                cgroup::remove(&preparation.cgroups);
-                self.fail(id, Stage::Clone, errno, b"its processes");
-            }
-            Ok(0) => {
-                // What is not the sandbox's is closed by it in time; nothing here is dropped twice.
-                sys::close_fd(status.take());
-                let numbers: Vec<i32> = stdio.iter().map(|fd| fd.0).collect();
-                container::become_command(&preparation, child_status, &entries, &numbers);
-            }
-            Ok(pid) => {
+        match container::start(&preparation, &stdio) {
+            Err(failure) => self.control.send(wire::FAILED, id, &container::failure_payload(&failure)),
+            Ok((pid, status)) => {
                 let Preparation { cgroups, .. } = preparation;
-                let status = Some(Channel::new(status, 1));
-                self.sandboxes.insert(id, Sandbox { pid, status, failure: None, cgroups, client });
+                self.sandboxes.insert(id, Sandbox { pid, status: Some(status), failure: None, cgroups, client });
             }
         }
     }

@@ -1,15 +1,21 @@
 //! dsec-agent: the small static program of a node.
 //!
 //!     dsec-agent launch [SOCKET]                    starts sandboxes that Node orders over descriptor 3; see launcher.rs
+//!     dsec-agent keep SOCKET                        the same for sandboxes that outlive Node; see keeper.rs
+//!     dsec-agent agent FD LIFETIME                  the first process of such a sandbox; see aether.rs
 //!     dsec-agent client SOCKET NODE SCRIPT ARG...   `dsec run` through the resident service; see client.rs
 //!     dsec-agent version                            the version of its protocol, and what it was built from
 //!
 //! Without the standard library's own start: nothing of it is needed, and it costs as much time as all the rest.
 #![no_main]
 
+mod aether;
 mod cgroup;
 mod client;
 mod container;
+mod exec;
+mod files;
+mod keeper;
 mod launcher;
 mod order;
 mod selfcopy;
@@ -32,6 +38,8 @@ pub extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
         .collect();
     match args.get(1).map(|name| &name[..]) {
         Some(b"launch") => launcher::main(&args),
+        Some(b"keep") if args.len() == 3 => keeper::main(&args),
+        Some(b"agent") if args.len() == 4 => aether::main(&args),
         Some(b"client") if args.len() >= 5 => client::main(&args[2], &args[3], &args[4..]),
         Some(b"version") => {
             let _ = sys::write_all(1, format!("{} {}\n", wire::VERSION, BUILD).as_bytes());

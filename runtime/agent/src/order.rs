@@ -40,6 +40,8 @@ pub struct Order {
     pub env: Vec<Vec<u8>>,
     /// struct sock_filter, one after the other.
     pub seccomp: Vec<u8>,
+    /// In place of the command: the agent, with its channel, which ends the sandbox after so many milliseconds (0: never).
+    pub agent: Option<u64>,
 }
 
 pub enum Stdio {
@@ -140,6 +142,11 @@ pub fn parse_order(payload: &[u8]) -> Option<Order> {
         args: r.list(|r| r.text())?,
         env: r.list(|r| r.text())?,
         seccomp: r.bytes()?,
+        agent: match (r.u8()?, r.u64()?) {
+            (0, _) => None,
+            (1, lifetime) => Some(lifetime),
+            _ => return None,
+        },
     };
     let whole = r.is_at_end()
         && !order.args.is_empty()

@@ -141,6 +141,9 @@ extern "C" {
     fn cfmakeraw(t: *mut Termios);
     fn getpid() -> c_int;
     fn fstatfs(fd: c_int, b: *mut i64) -> c_int;
+    fn pipe2(ends: *mut c_int, flags: c_int) -> c_int;
+    fn flock(fd: c_int, operation: c_int) -> c_int;
+    fn clock_gettime(clock: c_int, t: *mut [i64; 2]) -> c_int;
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -175,14 +178,17 @@ mod numbers {
 }
 pub use numbers::*;
 pub const CLOSE_RANGE: i64 = 436;
+pub const OPENAT2: i64 = 437;
 
-pub const EINTR: i32 = 4;
 pub const ENOENT: i32 = 2;
+pub const EINTR: i32 = 4;
 pub const EAGAIN: i32 = 11;
 pub const EACCES: i32 = 13;
+pub const EBUSY: i32 = 16;
 pub const EEXIST: i32 = 17;
 pub const ENOTDIR: i32 = 20;
 pub const EINVAL: i32 = 22;
+pub const EOPNOTSUPP: i32 = 95;
 
 pub const O_RDONLY: i32 = 0;
 pub const O_WRONLY: i32 = 1;
@@ -236,6 +242,8 @@ pub const TIOCGWINSZ: u64 = 0x5413;
 pub const TIOCSWINSZ: u64 = 0x5414;
 pub const TIOCGPTN: u64 = 0x80045430;
 pub const TIOCSPTLCK: u64 = 0x40045431;
+pub const TIOCGPTPEER: u64 = 0x5441;
+pub const FIONREAD: u64 = 0x541b;
 pub const SIOCGIFFLAGS: u64 = 0x8913;
 pub const SIOCSIFFLAGS: u64 = 0x8914;
 
@@ -357,14 +365,46 @@ pub fn read_file(path: &[u8], limit: usize) -> Result<Vec<u8>> {
     Ok(out)
 }
 
+/// Its reading end, then its writing end; both close-on-exec.
+pub fn make_pipe() -> Result<(Fd, Fd)> {
+    let mut ends = [0i32; 2];
+    check(unsafe { pipe2(ends.as_mut_ptr(), O_CLOEXEC) })?;
+    Ok((Fd(ends[0]), Fd(ends[1])))
+}
+
+/// Bytes that wait to be read.
+pub fn readable_bytes(fd: i32) -> u64 {
+    let mut n = 0i32;
+    match ioctl_ptr(fd, FIONREAD, &mut n) {
+        Ok(_) if n > 0 => n as u64,
+        _ => 0,
+    }
+}
+
+/// At once, or EAGAIN.
+pub fn lock_file(fd: i32) -> Result<()> {
+    check(unsafe { flock(fd, 2 | 4) }).map(|_| ())
+}
+
+/// Since the machine started, suspended or not.
+pub fn now_ms() -> u64 {
+    let mut t = [0i64; 2];
+    const CLOCK_BOOTTIME: c_int = 7;
+    unsafe { clock_gettime(CLOCK_BOOTTIME, &mut t) };
+    t[0] as u64 * 1000 + t[1] as u64 / 1_000_000
+}
+
 pub fn dup_to(from: i32, to: i32) -> Result<()> {
     check(unsafe { dup2(from, to) }).map(|_| ())
 }
 
 /// A copy with a number from 3 on, close-on-exec.
 pub fn dup_high(fd: i32) -> Result<Fd> {
+    dup_from(fd, 3)
+}
+pub fn dup_from(fd: i32, lowest: i32) -> Result<Fd> {
     const F_DUPFD_CLOEXEC: i32 = 1030;
-    check(unsafe { fcntl(fd, F_DUPFD_CLOEXEC, 3) }).map(Fd)
+    check(unsafe { fcntl(fd, F_DUPFD_CLOEXEC, lowest) }).map(Fd)
 }
 
 pub fn seals_of(fd: i32) -> Result<i32> {
@@ -379,6 +419,9 @@ pub fn add_seals(fd: i32, seals: i32) -> Result<()> {
 pub fn set_nonblocking(fd: i32) {
     unsafe { fcntl(fd, 4, fcntl(fd, 3) | O_NONBLOCK) };
 }
+pub fn keep_on_exec(fd: i32) {
+    unsafe { fcntl(fd, 2, 0) };
+}
 pub fn is_open(fd: i32) -> bool {
     unsafe { fcntl(fd, 1) >= 0 }
 }
@@ -392,6 +435,11 @@ pub fn sig_set(signals: &[i32]) -> SigSet {
     for signal in signals {
         set[0] |= 1 << (signal - 1);
     }
+    set
+}
+pub fn every_signal() -> SigSet {
+    let mut set: SigSet = [0; 16];
+    set[0] = u64::MAX;
     set
 }
 pub fn block_signals(set: &SigSet) {
@@ -444,6 +492,11 @@ pub fn own_pid() -> i32 {
 
 pub fn prctl1(option: i32, a: u64) -> Result<i32> {
     check(unsafe { prctl(option, a as c_ulong, 0 as c_ulong, 0 as c_ulong, 0 as c_ulong) })
+}
+/// `name`: ends with a NUL byte.
+pub fn name_process(name: &[u8]) {
+    const PR_SET_NAME: i32 = 15;
+    let _ = prctl1(PR_SET_NAME, name.as_ptr() as u64);
 }
 pub fn set_seccomp(program: &SockFprog) -> Result<i32> {
     check(unsafe { prctl(PR_SET_SECCOMP, 2 as c_ulong, program as *const SockFprog, 0 as c_ulong, 0 as c_ulong) })
@@ -539,6 +592,21 @@ pub fn stat_fd(fd: i32) -> Result<(u32, u32, u32)> {
         return Err(errno());
     }
     Ok((found.mode as u32, found.uid, found.gid))
+}
+/// Device and inode.
+pub fn identity_of_fd(fd: i32) -> Result<(u64, u64)> {
+    identity(fd, b"", 0x1000)
+}
+pub fn identity_of(path: &[u8]) -> Result<(u64, u64)> {
+    identity(-100, path, 0)
+}
+fn identity(folder: c_int, name: &[u8], flags: c_int) -> Result<(u64, u64)> {
+    let mut found: Statx = unsafe { std::mem::zeroed() };
+    let name = c(name);
+    if unsafe { syscall(STATX, folder, p(&name), flags, 0x7ff as c_uint, &mut found as *mut Statx) } < 0 {
+        return Err(errno());
+    }
+    Ok((found.rest[0], found.rest[13]))
 }
 /// Magic number of the file system that an open file is on.
 pub fn file_system_of(fd: i32) -> Result<i64> {
@@ -824,6 +892,11 @@ pub fn set_terminal_state(fd: i32, state: &Termios) -> Result<()> {
 }
 pub fn raw(mut state: Termios) -> Termios {
     unsafe { cfmakeraw(&mut state) };
+    state
+}
+pub fn without_echo(mut state: Termios) -> Termios {
+    const ECHO: c_uint = 0o10;
+    state.lflag &= !ECHO;
     state
 }
 pub fn terminal_size(fd: i32) -> Option<WinSize> {

@@ -8,6 +8,8 @@
 //! Whatever does not parse ends the connection it came on: no length is believed beyond the limit, nothing is allocated for a
 //! count before its items are there.
 
+use std::collections::VecDeque;
+
 use crate::sys::{self, Fd, EAGAIN};
 
 pub const HEADER: usize = 9;
@@ -15,7 +17,7 @@ pub const HEADER: usize = 9;
 pub const MAX_PAYLOAD: usize = 8 << 20;
 
 /// Of the orders, of the client's greeting, of everything: both ends must say the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Node to launcher.
 pub const LAUNCH: u8 = 1;
@@ -23,11 +25,23 @@ pub const TO_CLIENT: u8 = 2;
 pub const CLOSE_LISTENER: u8 = 3;
 pub const PREPARE: u8 = 4;
 pub const CANCEL: u8 = 5;
+/// Node to keeper, beside PREPARE, LAUNCH and CANCEL.
+pub const HOLD: u8 = 6;
+pub const TO_AGENT: u8 = 7;
+pub const TO_AGENT_IN_GROUP: u8 = 8;
+pub const TAKEN: u8 = 9;
+pub const FORGET: u8 = 10;
 /// Launcher to Node.
 pub const READY: u8 = 100;
 pub const STARTED: u8 = 101;
 pub const ENDED: u8 = 102;
 pub const FAILED: u8 = 103;
+/// Keeper to Node, beside READY, STARTED, ENDED and FAILED.
+pub const HELD: u8 = 104;
+pub const KEPT: u8 = 105;
+pub const ALL_KEPT: u8 = 106;
+pub const FROM_AGENT: u8 = 107;
+/// Launcher to Node about clients.
 pub const CLIENT: u8 = 110;
 pub const CLIENT_SIGNAL: u8 = 111;
 pub const CLIENT_GONE: u8 = 112;
@@ -40,6 +54,30 @@ pub const ACCEPTED: u8 = 41;
 pub const OUTPUT: u8 = 42;
 pub const EXIT: u8 = 43;
 pub const TERMINAL: u8 = 44;
+/// Host to agent; the id is the command's, or the request's.
+pub const EXEC: u8 = 50;
+pub const STDIN: u8 = 51;
+pub const STDIN_CLOSE: u8 = 52;
+pub const KILL: u8 = 53;
+pub const RESIZE: u8 = 54;
+pub const CREDIT: u8 = 55;
+pub const DROP: u8 = 56;
+pub const SCRIPT: u8 = 57;
+pub const WHICH: u8 = 58;
+pub const FILE: u8 = 60;
+/// Agent to host.
+pub const HELLO: u8 = 150;
+pub const RUNS: u8 = 151;
+pub const REFUSED: u8 = 152;
+pub const DATA: u8 = 153;
+pub const EXITED: u8 = 154;
+pub const END_OF_STREAM: u8 = 155;
+pub const STDIN_TAKEN: u8 = 156;
+pub const STDIN_GONE: u8 = 157;
+pub const MARK: u8 = 158;
+pub const THESE: u8 = 159;
+pub const FILE_DONE: u8 = 160;
+pub const FILE_FAILED: u8 = 161;
 
 pub struct Frame {
     pub kind: u8,
@@ -116,6 +154,8 @@ pub struct Channel {
     input: Vec<u8>,
     output: Vec<u8>,
     written: usize,
+    /// Where in `output` the frames begin that carry a descriptor, in order.
+    carried: VecDeque<(usize, Fd)>,
     pub fds: Vec<Fd>,
     max_fds: usize,
 }
@@ -130,7 +170,15 @@ impl Channel {
     /// `max_fds`: more than that are closed as they come.
     pub fn new(fd: Fd, max_fds: usize) -> Channel {
         sys::set_nonblocking(fd.0);
-        Channel { fd, input: Vec::new(), output: Vec::new(), written: 0, fds: Vec::new(), max_fds }
+        Channel {
+            fd,
+            input: Vec::new(),
+            output: Vec::new(),
+            written: 0,
+            carried: VecDeque::new(),
+            fds: Vec::new(),
+            max_fds,
+        }
     }
 
     pub fn receive(&mut self, limit: usize) -> Received {
@@ -178,6 +226,9 @@ impl Channel {
             at += HEADER + length;
         }
         self.input.drain(..at);
+        if self.input.is_empty() && self.input.capacity() > KEPT_CAPACITY {
+            self.input = Vec::new();
+        }
         true
     }
 
@@ -186,7 +237,14 @@ impl Channel {
         self.flush();
     }
 
-    /// A frame that carries a descriptor: at once, or not at all when the other end does not read.
+    /// A frame that carries a descriptor: it arrives with the frame's first byte.
+    pub fn send_carrying(&mut self, kind: u8, id: u32, payload: &[u8], fd: Fd) {
+        self.carried.push_back((self.output.len(), fd));
+        put_frame(&mut self.output, kind, id, payload);
+        self.flush();
+    }
+
+    /// At once, or not at all when the other end does not read.
     pub fn send_fd(&mut self, kind: u8, id: u32, fd: i32) {
         self.flush();
         let mut frame = Vec::new();
@@ -207,12 +265,50 @@ impl Channel {
     /// Errors show when it is read from.
     pub fn flush(&mut self) {
         while self.is_sending() {
-            match sys::send_with_fds(self.fd.0, &self.output[self.written..], &[]) {
-                Ok(n) => self.written += n,
-                Err(_) => return,
+            let mut end = self.output.len();
+            let mut carried = [0i32; 1];
+            let mut count = 0;
+            let mut marks = self.carried.iter();
+            if let Some((at, fd)) = marks.next() {
+                if *at == self.written {
+                    carried[0] = fd.0;
+                    count = 1;
+                    end = marks.next().map_or(end, |(next, _)| *next);
+                } else {
+                    end = *at;
+                }
+            }
+            match sys::send_with_fds(self.fd.0, &self.output[self.written..end], &carried[..count]) {
+                Ok(n) => {
+                    self.written += n;
+                    if count > 0 {
+                        self.carried.pop_front();
+                    }
+                }
+                Err(_) => {
+                    self.trim();
+                    return;
+                }
             }
         }
         self.output.clear();
         self.written = 0;
+        if self.output.capacity() > KEPT_CAPACITY {
+            self.output = Vec::new();
+        }
+    }
+
+    /// What was sent of a long queue is given back.
+    fn trim(&mut self) {
+        if self.written > (1 << 20) {
+            self.output.drain(..self.written);
+            for (at, _) in self.carried.iter_mut() {
+                *at -= self.written;
+            }
+            self.written = 0;
+        }
     }
 }
+
+/// A buffer that was needed once is not kept for ever.
+const KEPT_CAPACITY: usize = 64 << 10;

@@ -3,6 +3,7 @@
  * no request of it is at work any more, so that a target may be closed after its connections.
  */
 import type { Socket } from 'node:net';
+import { receiveNow } from '#linux';
 import { ByteInput } from './byte-input.ts';
 import type { OpenExport } from './export.ts';
 import { Handshake } from './handshake.ts';
@@ -102,7 +103,12 @@ export class Connection {
         return;
       }
       this.#options.onAgreed?.(step.export);
-      this.#transmission = new Transmission(step, this.#queue, () => this.#progress());
+      this.#transmission = new Transmission(
+        step,
+        this.#queue,
+        () => this.#progress(),
+        (into, at) => this.#receive(into, at),
+      );
       return;
     }
   }
@@ -124,6 +130,13 @@ export class Connection {
     // Not before it is full: stopping and starting a socket costs two system calls.
     if (transmission.isFull) this.#socket.pause();
     else if (this.#socket.isPaused()) this.#socket.resume();
+  }
+
+  /** Past the stream, where it holds nothing that comes first. */
+  #receive(into: Buffer, at: number): number {
+    const fd = (this.#socket as { _handle?: { fd?: number } | null })._handle?.fd ?? -1;
+    if (fd < 0 || this.#socket.readableLength > 0 || this.#socket.isPaused()) return 0;
+    return receiveNow(fd, into, at);
   }
 
   #progress(): void {

@@ -4,10 +4,9 @@
  */
 import type { Socket } from 'node:net';
 import { sendNow } from '#linux';
+import { keepLarge, takeLarge } from './large-buffers.ts';
 
 const SLAB_BYTES = 128 * 1024;
-/** Buffers for large replies, kept for the next: the page faults of fresh memory cost as much as copying. */
-const KEPT_BYTES = 16 * 2 ** 20;
 
 interface Slab {
   readonly bytes: Buffer;
@@ -167,8 +166,6 @@ export class ReplyQueue {
 }
 
 const freeSlabs: Slab[] = [];
-const freeLarge: Buffer[] = [];
-let keptBytes = 0;
 
 function newSlab(): Slab {
   return { bytes: Buffer.allocUnsafeSlow(SLAB_BYTES), start: 0, end: 0, pending: 0 };
@@ -179,22 +176,4 @@ function keepSlab(slab: Slab): void {
   slab.start = 0;
   slab.end = 0;
   freeSlabs.push(slab);
-}
-
-/** The smallest that fits and is not absurdly large, else a new one of a round size. */
-function takeLarge(length: number): Buffer {
-  for (let i = freeLarge.length - 1; i >= 0; i--) {
-    const bytes = freeLarge[i]!;
-    if (bytes.length < length || bytes.length > length * 4) continue;
-    freeLarge.splice(i, 1);
-    keptBytes -= bytes.length;
-    return bytes;
-  }
-  return Buffer.allocUnsafeSlow(Math.ceil(length / 65_536) * 65_536);
-}
-
-function keepLarge(bytes: Buffer): void {
-  if (keptBytes + bytes.length > KEPT_BYTES) return;
-  keptBytes += bytes.length;
-  freeLarge.push(bytes);
 }

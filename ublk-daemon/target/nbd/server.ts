@@ -7,7 +7,7 @@ import { once } from 'node:events';
 import { chmodSync, lstatSync, rmSync } from 'node:fs';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import { messageOf } from '#base';
-import { isDeadSocket } from '#linux';
+import { becomeIoFlusher, isDeadSocket } from '#linux';
 import { fail } from '../../errors.ts';
 import { addressText, type NbdAddress, nbdUri, parseNbdAddress } from './address.ts';
 import { Connection } from './connection.ts';
@@ -46,6 +46,8 @@ export interface NbdServer {
 /** @throws NBD_ADDRESS, NBD_EXPORT_NAME, NBD_LISTEN */
 export async function serveNbd(options: NbdServerOptions): Promise<NbdServer> {
   const address = parseNbdAddress(options.listen);
+  // The client may be the kernel of this machine.
+  becomeIoFlusher();
   const serving = new Serving(options);
   await serving.listen(address);
   return serving;

@@ -13,6 +13,7 @@ import { isInside } from '../range.ts';
 import { errnoOf } from '../target-error.ts';
 import type { ByteInput } from './byte-input.ts';
 import type { Agreement } from './handshake.ts';
+import { keepLarge, takeLarge } from './large-buffers.ts';
 import {
   ALLOCATION_CONTEXT_ID,
   COMMAND,
@@ -36,6 +37,8 @@ const HOLES_FROM_BYTES = 64 * 1024;
 const MAX_RUNS = 16;
 /** Copied behind its header; larger answers of a target travel as they are. */
 const COPIED_BYTES = 16 * 1024;
+/** Left of a payload, so that it is worth a system call of its own and a buffer that is used again. */
+const RECEIVED_FROM_BYTES = 64 * 1024;
 
 interface Request extends Cookie {
   readonly command: number;
@@ -47,6 +50,8 @@ interface Request extends Cookie {
 interface Payload {
   readonly request: Request;
   readonly bytes: Buffer;
+  /** The buffer that `bytes` is the beginning of. */
+  readonly whole: Buffer;
   received: number;
 }
 
@@ -59,6 +64,7 @@ export class Transmission {
   readonly #replies: Replies;
   /** Something is done: there may be room for what waits. */
   readonly #onProgress: () => void;
+  readonly #receive: (into: Buffer, at: number) => number;
   #payload: Payload | undefined;
   /** The rest of a payload that is refused. */
   #skip: { readonly request: Request; readonly error: number; left: number } | undefined;
@@ -67,11 +73,21 @@ export class Transmission {
   #heldBytes = 0;
   #working = 0;
 
-  constructor(agreement: Agreement, queue: ReplyQueue, onProgress: () => void) {
+  /**
+   * @param receive takes what the socket has into `into[at..]` and answers how much that was: a large payload is neither copied
+   *   again nor cut into the pieces that the stream reads
+   */
+  constructor(
+    agreement: Agreement,
+    queue: ReplyQueue,
+    onProgress: () => void,
+    receive: (into: Buffer, at: number) => number = () => 0,
+  ) {
     this.#agreement = agreement;
     this.#queue = queue;
     this.#replies = new Replies(queue, agreement.structured);
     this.#onProgress = onProgress;
+    this.#receive = receive;
   }
 
   get isIdle(): boolean {
@@ -103,11 +119,17 @@ export class Transmission {
         this.#skip = undefined;
       }
       if (this.#payload !== undefined) {
-        const { request, bytes } = this.#payload;
-        this.#payload.received += input.takeInto(bytes, this.#payload.received);
-        if (this.#payload.received < bytes.length) return 'waits';
+        const payload = this.#payload;
+        const { request, bytes, whole } = payload;
+        payload.received += input.takeInto(bytes, payload.received);
+        while (bytes.length - payload.received >= RECEIVED_FROM_BYTES) {
+          const count = this.#receive(bytes, payload.received);
+          if (count === 0) break;
+          payload.received += count;
+        }
+        if (payload.received < bytes.length) return 'waits';
         this.#payload = undefined;
-        this.#write(request, bytes);
+        this.#write(request, bytes, whole);
       }
       let request = this.#held;
       this.#held = undefined;
@@ -148,7 +170,10 @@ export class Transmission {
         if (!this.#hold(length)) return false;
         const whole = input.take(length);
         if (whole !== undefined) this.#write(request, whole);
-        else this.#payload = { request, bytes: Buffer.allocUnsafeSlow(length), received: 0 };
+        else {
+          const buffer = length < RECEIVED_FROM_BYTES ? Buffer.allocUnsafe(length) : takeLarge(length);
+          this.#payload = { request, whole: buffer, bytes: buffer.subarray(0, length), received: 0 };
+        }
         return true;
       }
       default:
@@ -278,7 +303,8 @@ export class Transmission {
     this.#queue.schedule();
   }
 
-  #write(request: Request, data: Buffer): void {
+  /** @param whole a large buffer, free for others when the write is done */
+  #write(request: Request, data: Buffer, whole?: Buffer): void {
     const { offset, length, flags } = request;
     const { immediate, target } = this.#agreement.export;
     const fua = (flags & COMMAND_FLAG.FUA) !== 0;
@@ -286,6 +312,7 @@ export class Transmission {
       try {
         if (immediate.writeNow(offset, data)) {
           this.#heldBytes -= length;
+          if (whole !== undefined && length >= RECEIVED_FROM_BYTES) keepLarge(whole);
           this.#replyDone(request);
           return;
         }
@@ -298,6 +325,7 @@ export class Transmission {
     this.#work(request, async () => {
       await target.write(offset, data, { fua });
       this.#heldBytes -= length;
+      if (whole !== undefined && length >= RECEIVED_FROM_BYTES) keepLarge(whole);
       this.#replyDone(request);
     });
   }

@@ -1,12 +1,16 @@
 /**
  * /dev/ublk-control: one command at a time, through a ring of its own. The kernel carries commands out in a thread of its own, so that
  * this one goes on meanwhile: starting a device waits for reads that this process has to answer.
+ *
+ * Devices of users that are not root: a command about one carries the path of its /dev/ublkcN in front of what it has to say, and the
+ * kernel asks whether the caller may write to that file. One about a privileged device must not, but for GET_DEV_INFO2.
  */
 import { closeSync, openSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { messageOf, systemCode } from '#base';
 import { errnoName, IoUring, type Mapping, mapPages, RING_FLAG, RING_OPERATION } from '#linux';
 import { fail } from '../../errors.ts';
+import { FEATURE, featureNames } from './features.ts';
 import {
   CONTROL,
   DEV_INFO_BYTES,
@@ -14,12 +18,14 @@ import {
   decodeDevInfo,
   encodeDevInfo,
   encodeParams,
-  FEATURE_NAMES,
+  type NewDevice,
   PARAMS_BYTES,
 } from './protocol.ts';
 
 const DEVICE = '/dev/ublk-control';
 const SLOWEST_LOOK_MS = 20;
+/** How long a deleted device that somebody has open is waited for. */
+const GONE_MS = 1000;
 
 /** A command that the kernel refused. `code` names the errno. */
 export interface Refusal extends Error {
@@ -30,6 +36,8 @@ export class UblkControl {
   readonly #fd: number;
   readonly #ring: IoUring;
   readonly #page: Mapping;
+  /** Devices that have been looked at: whether commands about them carry a path. */
+  readonly #unprivileged = new Map<number, boolean>();
   #queue: Promise<unknown> = Promise.resolve();
 
   /** @throws UBLK_UNAVAILABLE */
@@ -50,61 +58,87 @@ export class UblkControl {
   }
 
   /** A device, not started. The kernel may give less than asked. */
-  add(wanted: Omit<DeviceInfo, 'state'>): Promise<DeviceInfo> {
+  add(wanted: NewDevice): Promise<DeviceInfo> {
     return this.#run(async () => {
       encodeDevInfo(this.#page.bytes, wanted);
-      await this.#command('ADD_DEV', wanted.id, DEV_INFO_BYTES);
-      return decodeDevInfo(this.#page.bytes);
+      await this.#command('ADD_DEV', wanted.id, { length: DEV_INFO_BYTES });
+      const info = decodeDevInfo(this.#page.bytes);
+      this.#unprivileged.set(info.id, isUnprivileged(info));
+      return info;
     });
   }
 
   info(id: number): Promise<DeviceInfo> {
-    return this.#run(async () => {
-      this.#page.bytes.fill(0);
-      await this.#command('GET_DEV_INFO', id, DEV_INFO_BYTES);
-      return decodeDevInfo(this.#page.bytes);
-    });
+    return this.#run(() => this.#info(id));
   }
 
   setParams(id: number, disk: Parameters<typeof encodeParams>[1]): Promise<void> {
     return this.#run(async () => {
-      encodeParams(this.#page.bytes, disk);
-      await this.#command('SET_PARAMS', id, PARAMS_BYTES);
+      const path = await this.#path(id);
+      encodeParams(this.#page.bytes.subarray(path.length), disk);
+      await this.#command('SET_PARAMS', id, { path, length: PARAMS_BYTES });
     });
   }
 
   start(id: number): Promise<void> {
-    return this.#run(() => this.#command('START_DEV', id, 0, process.pid));
+    return this.#about('START_DEV', id, process.pid);
   }
 
   stop(id: number): Promise<void> {
-    return this.#run(() => this.#command('STOP_DEV', id));
+    return this.#about('STOP_DEV', id);
   }
 
-  remove(id: number): Promise<void> {
-    return this.#run(() => this.#command('DEL_DEV', id));
+  /**
+   * Somebody who has the device open keeps its number taken, and waiting for that could take for ever: this goes on after a moment. What is
+   * open fails, and the number is free when it is closed.
+   */
+  async remove(id: number): Promise<void> {
+    try {
+      await this.#about('DEL_DEV_ASYNC', id);
+    } catch (error) {
+      // Before 6.9; and users that are not root may not.
+      if (!['EOPNOTSUPP', 'EINVAL'].includes(systemCode(error) ?? '')) throw error;
+      return this.#about('DEL_DEV', id, 0, GONE_MS);
+    }
+    for (const until = Date.now() + GONE_MS; Date.now() < until; await delay(5)) {
+      try {
+        await this.info(id);
+      } catch (error) {
+        if (systemCode(error) === 'ENODEV') return;
+      }
+    }
   }
 
   startRecovery(id: number): Promise<void> {
-    return this.#run(() => this.#command('START_USER_RECOVERY', id));
+    return this.#about('START_USER_RECOVERY', id);
   }
 
   endRecovery(id: number): Promise<void> {
-    return this.#run(() => this.#command('END_USER_RECOVERY', id, 0, process.pid));
+    return this.#about('END_USER_RECOVERY', id, process.pid);
   }
 
-  /** What the driver has, by name; undefined where it cannot tell (before 6.5). */
-  features(): Promise<string[] | undefined> {
+  /** Needs the feature `update size`. */
+  updateSize(id: number, sizeBytes: number): Promise<void> {
+    return this.#about('UPDATE_SIZE', id, sizeBytes / 512);
+  }
+
+  /** What the driver has, bits of FEATURE; undefined where it cannot tell (before 6.5). */
+  featureBits(): Promise<bigint | undefined> {
     return this.#run(async () => {
       this.#page.bytes.fill(0);
       try {
-        await this.#command('GET_FEATURES', 0, 8);
+        await this.#command('GET_FEATURES', 0, { length: 8 });
       } catch {
         return undefined;
       }
-      const bits = this.#page.bytes.readBigUInt64LE(0);
-      return FEATURE_NAMES.filter((_, bit) => ((bits >> BigInt(bit)) & 1n) === 1n);
+      return this.#page.bytes.readBigUInt64LE(0);
     });
+  }
+
+  /** The same by name. */
+  async features(): Promise<string[] | undefined> {
+    const bits = await this.featureBits();
+    return bits === undefined ? undefined : featureNames(bits);
   }
 
   async close(): Promise<void> {
@@ -120,19 +154,51 @@ export class UblkControl {
     return done;
   }
 
-  async #command(name: keyof typeof CONTROL, id: number, length = 0, data = 0): Promise<void> {
+  /** A command that carries nothing but a number. After `limitMs` it goes on by itself: it was the last one of this control. */
+  #about(name: keyof typeof CONTROL, id: number, data = 0, limitMs?: number): Promise<void> {
+    return this.#run(async () => this.#command(name, id, { path: await this.#path(id), data, limitMs }));
+  }
+
+  async #info(id: number): Promise<DeviceInfo> {
+    const path = pathOf(id);
+    this.#page.bytes.fill(0);
+    await this.#command('GET_DEV_INFO2', id, { path, length: DEV_INFO_BYTES });
+    const info = decodeDevInfo(this.#page.bytes.subarray(path.length));
+    this.#unprivileged.set(id, isUnprivileged(info));
+    return info;
+  }
+
+  /** What goes in front of a command about this device. */
+  async #path(id: number): Promise<Buffer> {
+    const unprivileged = this.#unprivileged.get(id) ?? isUnprivileged(await this.#info(id));
+    return unprivileged ? pathOf(id) : NO_PATH;
+  }
+
+  /** `length` bytes of the page behind the path go along, and come back. */
+  async #command(
+    name: keyof typeof CONTROL,
+    id: number,
+    { path = NO_PATH, length = 0, data = 0, limitMs = Number.POSITIVE_INFINITY }: CommandOptions,
+  ): Promise<void> {
     const ring = this.#ring;
+    path.copy(this.#page.bytes);
+    const bytes = path.length + length;
     const at = ring.prepare(RING_OPERATION.URING_CMD, this.#fd, 1);
     const { words } = ring;
     words[at + 2] = CONTROL[name];
-    // struct ublksrv_ctrl_cmd: device, queue (none) and length, address, data.
+    // struct ublksrv_ctrl_cmd: device, queue (none) and length, address, data, length of the path.
     words[at + 12] = id;
-    words[at + 13] = (length << 16) | 0xffff;
-    ring.put64(at + 14, length > 0 ? this.#page.address : 0);
+    words[at + 13] = (bytes << 16) | 0xffff;
+    ring.put64(at + 14, bytes > 0 ? this.#page.address : 0);
     ring.put64(at + 16, data);
+    words[at + 18] = path.length;
     ring.submit();
     let result = 0;
-    for (let pauseMs = 1; ring.ready === 0; pauseMs = Math.min(pauseMs * 2, SLOWEST_LOOK_MS)) await delay(pauseMs);
+    const until = Date.now() + limitMs;
+    for (let pauseMs = 1; ring.ready === 0; pauseMs = Math.min(pauseMs * 2, SLOWEST_LOOK_MS)) {
+      if (Date.now() > until) return;
+      await delay(pauseMs);
+    }
     ring.reap((_, value) => {
       result = value;
     });
@@ -140,4 +206,21 @@ export class UblkControl {
     const code = errnoName(-result);
     throw Object.assign(fail('UBLK_COMMAND', { command: name, id, errno: code }), { code });
   }
+}
+
+interface CommandOptions {
+  readonly path?: Buffer;
+  readonly length?: number;
+  readonly data?: number;
+  readonly limitMs?: number;
+}
+
+const NO_PATH = Buffer.alloc(0);
+
+function pathOf(id: number): Buffer {
+  return Buffer.from(`/dev/ublkc${id}\0`, 'latin1');
+}
+
+function isUnprivileged({ flags }: DeviceInfo): boolean {
+  return (flags & FEATURE.UNPRIVILEGED) !== 0;
 }

@@ -2,24 +2,28 @@
  * A disk as /dev/ublkbN, served by threads of this process.
  *
  * A device outlives its server: when this process dies, requests wait, and another one takes over with `recover`. What was taken and not
- * answered is issued again. That is safe: an unanswered write may have happened or not, writing it once more gives the same bytes, and
- * no later write to the same blocks can have been answered before it that the kernel had not sent after its answer.
+ * answered is issued again (USER_RECOVERY_REISSUE). That is safe. An unanswered request may have happened, in part or not at all; done once
+ * more it leaves the same: a write brings the same bytes to the same blocks, wherever a layer keeps them; discards, zeros and flushes add
+ * up to one. Nor can it undo a later write to these blocks: who wants an order sends the second when the first is answered, and of two
+ * at once either may be the last. What was answered, flushed or not, the next server still has: a raw file has it in the page
+ * cache, a disk of layers beside its index (writable/pending-file.ts). A crash of the machine ends the device too.
  *
  * Order of ending, or the kernel waits for ever: STOP; the threads give back their mappings and rings; the device's descriptor is
  * closed; DEL.
  */
-import { closeSync, constants, openSync, readdirSync } from 'node:fs';
+import { accessSync, closeSync, constants, openSync, readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
 import { messageOf, spawnWorker, systemCode } from '#base';
-import { type Mapping, makeEventFd, mapPages, raiseEventFd } from '#linux';
+import { becomeIoFlusher, CAPABILITY, hasEffective, type Mapping, makeEventFd, mapPages, raiseEventFd } from '#linux';
 import { fail } from '../../errors.ts';
 import type { BlockTarget } from '../block-target.ts';
 import { fileOf, immediateOf } from '../capabilities.ts';
 import { errnoOf } from '../target-error.ts';
 import { UblkControl } from './control.ts';
-import { type DeviceInfo, FEATURE, OPERATION, OPERATION_FLAG, STATE } from './protocol.ts';
-import { type QueueData, READY, type RequestBatch, type ResultBatch } from './queue-messages.ts';
+import { FEATURE } from './features.ts';
+import { type DeviceInfo, OPERATION, OPERATION_FLAG, STATE } from './protocol.ts';
+import { LEAVE, type QueueData, READY, type RequestBatch, type ResultBatch } from './queue-messages.ts';
 
 export interface UblkOptions {
   readonly target: BlockTarget;
@@ -31,6 +35,8 @@ export interface UblkOptions {
   readonly maxIoBytes?: number;
   /** The N of /dev/ublkbN; the kernel's choice by default. */
   readonly id?: number;
+  /** 32 bits that `listUblk` shows again: by which a server knows its own devices after a crash. */
+  readonly mark?: number;
 }
 
 export interface UblkDevice {
@@ -41,26 +47,39 @@ export interface UblkDevice {
   readonly failed: Promise<never>;
   /** Ends and deletes the device. What the target has not answered `graceMs` (5 s) later fails with EIO. Twice is no error. */
   stop(graceMs?: number): Promise<void>;
+  /** Whether another process can take it over: not those of users that are not root. They fail with this process. */
+  readonly recoverable: boolean;
+  /** The target has another size: the device gets it. False where the kernel cannot: it has it when it is served anew. */
+  resized(): Promise<boolean>;
+  /** Ends serving as if this process had died: the device stays, and its requests wait for `recoverUblk`. Twice is no error. */
+  leave(): Promise<void>;
 }
 
 const MIB = 2 ** 20;
 
-/** @throws UBLK_UNAVAILABLE, UBLK_COMMAND */
+/**
+ * Without CAP_SYS_ADMIN the device is an unprivileged one: its user's alone, not recoverable, and ended by the kernel with this process
+ * when a request takes longer than 30 s.
+ * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_NODE where nobody gives this user the device's file
+ */
 export async function serveUblk(options: UblkOptions): Promise<UblkDevice> {
-  const { target, queues = 1, depth = 64, maxIoBytes = MIB, id = -1 } = options;
+  const { target, queues = 1, depth = 64, maxIoBytes = MIB, id = -1, mark } = options;
   const control = new UblkControl();
   let added: DeviceInfo | undefined;
   const serving = new Serving(target, control);
   try {
-    const flags = FEATURE.CMD_IOCTL_ENCODE | FEATURE.USER_RECOVERY | FEATURE.USER_RECOVERY_REISSUE;
-    added = await control.add({ id, queues, depth, maxIoBytes, pid: process.pid, flags });
+    const privileged = hasEffective(CAPABILITY.SYS_ADMIN);
+    const kind = privileged ? FEATURE.USER_RECOVERY | FEATURE.USER_RECOVERY_REISSUE : FEATURE.UNPRIVILEGED;
+    const flags = FEATURE.CMD_IOCTL_ENCODE | kind;
+    added = await control.add({ id, queues, depth, maxIoBytes, pid: process.pid, flags, mark });
+    if (!privileged) await ownNode(`/dev/ublkc${added.id}`);
     const { sizeBytes, blockSize, readOnly } = target;
     await control.setParams(added.id, { sizeBytes, blockSize, readOnly, maxIoBytes: added.maxIoBytes });
     await serving.attach(added);
     await control.start(added.id);
     return serving;
   } catch (error) {
-    await serving.abandon(added !== undefined);
+    await serving.abandon(added?.id);
     throw error;
   }
 }
@@ -81,7 +100,8 @@ export async function recoverUblk(id: number, target: BlockTarget): Promise<Ublk
     await control.endRecovery(id);
     return serving;
   } catch (error) {
-    await serving.abandon(false);
+    // It may be another one's yet.
+    await serving.leave();
     throw error;
   }
 }
@@ -105,10 +125,20 @@ async function startRecovery(control: UblkControl, id: number): Promise<void> {
   }
 }
 
-/** Stops and deletes a device that nobody serves. False: there is none. @throws UBLK_UNAVAILABLE, UBLK_COMMAND */
+/**
+ * Stops and deletes a device that nobody serves: what waits on it fails. False: there is none. One that is served is left alone, since
+ * stopping it would wait for its server, perhaps for ever.
+ * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_SERVED
+ */
 export async function removeUblk(id: number): Promise<boolean> {
   const control = new UblkControl();
   try {
+    // The end of a process that has just died is seen a moment later.
+    for (const until = Date.now() + DYING_MS; ; await delay(10)) {
+      const { state, pid } = await control.info(id);
+      if (state !== STATE.LIVE || !isAlive(pid)) break;
+      if (Date.now() > until) throw fail('UBLK_SERVED', { id, pid });
+    }
     await control.stop(id);
     await control.remove(id);
     return true;
@@ -181,8 +211,21 @@ class Serving implements UblkDevice {
     return `/dev/ublkb${this.id}`;
   }
 
+  get recoverable(): boolean {
+    return (this.#info!.flags & FEATURE.USER_RECOVERY) !== 0;
+  }
+
+  async resized(): Promise<boolean> {
+    const bits = await this.#control.featureBits();
+    if (((bits ?? 0n) & BigInt(FEATURE.UPDATE_SIZE)) === 0n || !this.recoverable) return false;
+    await this.#control.updateSize(this.id, this.#target.sizeBytes);
+    return true;
+  }
+
   /** One thread a queue; resolves when all of them are ready for requests. */
   async attach(info: DeviceInfo): Promise<void> {
+    // The target may be this thread's.
+    becomeIoFlusher();
     this.#info = info;
     this.#device = await openDevice(`/dev/ublkc${info.id}`);
     await Promise.all(Array.from({ length: info.queues }, (_, queue) => this.#startQueue(info, queue)));
@@ -297,6 +340,20 @@ class Serving implements UblkDevice {
     return this.#stopped;
   }
 
+  leave(): Promise<void> {
+    this.#stopped ??= this.#leave();
+    return this.#stopped;
+  }
+
+  async #leave(): Promise<void> {
+    for (const { port, wake } of this.#queues) {
+      port.postMessage(LEAVE);
+      raiseEventFd(wake);
+    }
+    await this.#detach();
+    await this.#control.close();
+  }
+
   async #stop(graceMs: number): Promise<void> {
     // Stopping waits for what is at work: a target that never answers would make it wait for ever.
     const timer = setTimeout(() => {
@@ -326,13 +383,12 @@ class Serving implements UblkDevice {
   }
 
   /** Of a start that failed. */
-  async abandon(added: boolean): Promise<void> {
-    const id = this.#info?.id;
-    if (id !== undefined) {
+  async abandon(added: number | undefined): Promise<void> {
+    if (added !== undefined) {
       // Ends the threads that wait for requests.
-      await this.#control.stop(id).catch(() => {});
+      await this.#control.stop(added).catch(() => {});
       await this.#detach();
-      if (added) await this.#control.remove(id).catch(() => {});
+      await this.#control.remove(added).catch(() => {});
     }
     await this.#control.close();
   }
@@ -345,6 +401,28 @@ function releaseBuffers(queue: Queue): void {
 
 const EIO = 5;
 const OPEN_MS = 30_000;
+const DYING_MS = 5000;
+const NODE_MS = 10_000;
+
+function isAlive(pid: number): boolean {
+  try {
+    // Not one that has ended and whose parent has not looked.
+    return !/^\d+ \(.*\) [ZX]/s.test(readFileSync(`/proc/${pid}/stat`, 'latin1'));
+  } catch {
+    return false;
+  }
+}
+
+/** Until udev, or whoever does its work, has given this user the file. */
+async function ownNode(path: string): Promise<void> {
+  for (const until = Date.now() + NODE_MS; ; await delay(5)) {
+    try {
+      return accessSync(path, constants.R_OK | constants.W_OK);
+    } catch {
+      if (Date.now() > until) throw fail('UBLK_NODE', { path, seconds: NODE_MS / 1000 });
+    }
+  }
+}
 
 /** udev, or devtmpfs, makes it a moment after the device. */
 async function openDevice(path: string): Promise<number> {

@@ -2,14 +2,13 @@
  * Numbers and layouts of ublk, as the kernel's include/uapi/linux/ublk_cmd.h has them. Everything is little-endian.
  */
 
-/** `_IOWR('u', number, 32)`: control commands; `_IOR` for those that only answer. */
+/** `_IOWR('u', number, 32)`: control commands; `_IOR` for some, whatever they do. */
 const control = (number: number) => 0xc0207500 | number;
 const question = (number: number) => 0x80207500 | number;
 /** `_IOWR('u', number, 16)`: commands of a queue. */
 const queue = (number: number) => 0xc0107500 | number;
 
 export const CONTROL = {
-  GET_DEV_INFO: question(0x02),
   ADD_DEV: control(0x04),
   DEL_DEV: control(0x05),
   START_DEV: control(0x06),
@@ -17,7 +16,11 @@ export const CONTROL = {
   SET_PARAMS: control(0x08),
   START_USER_RECOVERY: control(0x10),
   END_USER_RECOVERY: control(0x11),
+  /** The one question that takes a path for every kind of device: see control.ts. */
+  GET_DEV_INFO2: question(0x12),
   GET_FEATURES: question(0x13),
+  DEL_DEV_ASYNC: question(0x14),
+  UPDATE_SIZE: control(0x15),
 } as const;
 
 export const IO = { FETCH: queue(0x20), COMMIT_AND_FETCH: queue(0x21) } as const;
@@ -25,36 +28,6 @@ export const IO = { FETCH: queue(0x20), COMMIT_AND_FETCH: queue(0x21) } as const
 export const OPERATION = { READ: 0, WRITE: 1, FLUSH: 2, DISCARD: 3, WRITE_ZEROES: 5 } as const;
 /** In the same word as the operation. */
 export const OPERATION_FLAG = { FUA: 1 << 13, NO_UNMAP: 1 << 15 } as const;
-
-export const FEATURE = {
-  USER_RECOVERY: 1 << 3,
-  USER_RECOVERY_REISSUE: 1 << 4,
-  CMD_IOCTL_ENCODE: 1 << 6,
-} as const;
-
-/** By bit, for people. */
-export const FEATURE_NAMES = [
-  'zero copy',
-  'completion in task',
-  'get data',
-  'user recovery',
-  'reissue',
-  'unprivileged',
-  'ioctl encoding',
-  'user copy',
-  'zoned',
-  'recovery with failed I/O',
-  'update size',
-  'automatic buffers',
-  'quiesce',
-  'a daemon for each I/O',
-  'buffers off the daemon',
-  'batched I/O',
-  'integrity',
-  'safe stop',
-  'no partition scan',
-  'shared memory',
-] as const;
 
 export const STATE = { DEAD: 0, LIVE: 1, QUIESCED: 2, FAIL_IO: 3 } as const;
 
@@ -73,9 +46,20 @@ export interface DeviceInfo {
   /** Of the process that serves it. */
   readonly pid: number;
   readonly flags: number;
+  /** Who made it; beside root nobody else may open an unprivileged one. */
+  readonly ownerUid: number;
+  readonly ownerGid: number;
+  /** 32 bits by which its server knows its own devices; undefined: it is of another program. */
+  readonly mark?: number;
 }
 
-export function encodeDevInfo(into: Buffer, info: Omit<DeviceInfo, 'state'>): void {
+/** What is asked for; the kernel fills in the rest. */
+export type NewDevice = Omit<DeviceInfo, 'state' | 'ownerUid' | 'ownerGid'>;
+
+/** "DSec": the upper half of the word that the driver keeps for servers. The lower half is the mark. */
+const OURS = 0x44536563;
+
+export function encodeDevInfo(into: Buffer, info: NewDevice): void {
   into.fill(0, 0, DEV_INFO_BYTES);
   into.writeUInt16LE(info.queues, 0);
   into.writeUInt16LE(info.depth, 2);
@@ -83,6 +67,9 @@ export function encodeDevInfo(into: Buffer, info: Omit<DeviceInfo, 'state'>): vo
   into.writeInt32LE(info.id, 12);
   into.writeInt32LE(info.pid, 16);
   into.writeBigUInt64LE(BigInt(info.flags), 24);
+  if (info.mark === undefined) return;
+  into.writeUInt32LE(info.mark, 32);
+  into.writeUInt32LE(OURS, 36);
 }
 
 export function decodeDevInfo(from: Buffer): DeviceInfo {
@@ -94,6 +81,9 @@ export function decodeDevInfo(from: Buffer): DeviceInfo {
     id: from.readInt32LE(12),
     pid: from.readInt32LE(16),
     flags: Number(from.readBigUInt64LE(24) & 0xffffffffn),
+    ownerUid: from.readUInt32LE(40),
+    ownerGid: from.readUInt32LE(44),
+    mark: from.readUInt32LE(36) === OURS ? from.readUInt32LE(32) : undefined,
   };
 }
 

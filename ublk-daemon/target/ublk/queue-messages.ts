@@ -23,5 +23,8 @@ export const READY = 'ready';
 /** To the owner: a batch, five numbers a request: tag, operation, flags, offset, length. */
 export type RequestBatch = number[];
 
+/** To the thread: end, and leave the device to the next server. */
+export const LEAVE = 'leave';
+
 /** To the thread: a batch, two numbers each: tag, and a count or minus an errno. */
 export type ResultBatch = number[];

@@ -1,6 +1,7 @@
 /**
  * The kernel's FUSE messages as bytes: what /dev/fuse hands out and takes back (include/uapi/linux/fuse.h, protocol 7.45).
- * Only what a read-only server of flat files needs. Little endian, as on every machine we run on.
+ * What a read-only server of flat files needs; writable-protocol.ts has what a writable file needs besides. Little endian, as on
+ * every machine we run on.
  *
  * A request: a header of 40 bytes, then the operation's own fields at `BODY`. A reply: a header of 16 bytes, then a body.
  * `unique` names the request in 64 bits, kept as two halves: a resent request has bit 63 set, which must be echoed.
@@ -155,6 +156,7 @@ export function encodeInitReply(
   into: Buffer,
   offer: KernelOffer,
   more: InitFlags = { flags: 0, flags2: 0 },
+  maxWriteBytes = 4096,
 ): { bodyBytes: number; agreed: Agreement } {
   const wanted =
     more.flags |
@@ -176,7 +178,7 @@ export function encodeInitReply(
   into.writeUInt32LE(flags, at + 12);
   into.writeUInt16LE(128, at + 16); // max_background: read-ahead and direct reads in flight
   into.writeUInt16LE(96, at + 18); // congestion_threshold
-  into.writeUInt32LE(4096, at + 20); // max_write
+  into.writeUInt32LE(maxWriteBytes, at + 20); // max_write
   into.writeUInt32LE(1, at + 24); // time_gran
   into.writeUInt16LE(MAX_PAGES, at + 28);
   into.writeUInt32LE(flags2, at + 32);

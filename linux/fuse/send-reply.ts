@@ -4,17 +4,20 @@ import { systemCode } from '#base';
 import { encodeReplyHeader, REPLY_BODY, REPLY_HEADER_BYTES, type RequestHeader } from './fuse-protocol.ts';
 
 /** Up to here copying is cheaper than a second buffer for the kernel to look at. */
-const COPIED_BYTES = 16 * 1024;
+export const COPIED_BYTES = 16 * 1024;
+
+/** The request that is answered. */
+export type Asked = Pick<RequestHeader, 'uniqueLow' | 'uniqueHigh'>;
 
 /** `result`: how many bytes of body `reply` holds, or a negative errno. */
-export function sendBody(fd: number, reply: Buffer, header: RequestHeader, result: number): void {
+export function sendBody(fd: number, reply: Buffer, header: Asked, result: number): void {
   const bodyBytes = Math.max(0, result);
   encodeReplyHeader(reply, bodyBytes, Math.max(0, -result), header.uniqueLow, header.uniqueHigh);
   send(() => writeSync(fd, reply, 0, REPLY_HEADER_BYTES + bodyBytes));
 }
 
-/** `scratch` holds the header, and a short body. */
-export function sendBytes(fd: number, scratch: Buffer, header: RequestHeader, bytes: Buffer): void {
+/** `scratch` holds the header, and a short body: REPLY_BODY + COPIED_BYTES. */
+export function sendBytes(fd: number, scratch: Buffer, header: Asked, bytes: Buffer): void {
   encodeReplyHeader(scratch, bytes.length, 0, header.uniqueLow, header.uniqueHigh);
   if (bytes.length <= COPIED_BYTES) {
     bytes.copy(scratch, REPLY_BODY);

@@ -1,0 +1,338 @@
+/**
+ * Sandboxes that stay, over HTTP: what `dsec sandbox create`, `exec`, `cp` and the rest ask the runtime service. It listens on a unix socket of
+ * root's alone; docs/sandboxes.md has the routes.
+ *
+ * Output goes out as frames with offsets (output-frames.ts), so that whoever lost the connection goes on where it was. Input is the body
+ * of a request, taken as it comes.
+ */
+import type { IncomingMessage } from 'node:http';
+import { Readable } from 'node:stream';
+import { type Static, type TSchema, Type } from '@sinclair/typebox';
+import { type FastifyReply, type FastifyRequest, fastify } from 'fastify';
+import { DsecError, messageOf } from '#base';
+import { openImage, openStore } from '#imagesvc';
+import type { ExecHandle, FileStatus, ResidentSandbox, SandboxNode, ShellResult } from '#runtime';
+import { fail } from '../errors.ts';
+import { outputFrame } from './output-frames.ts';
+
+const Text = Type.String({ maxLength: 1 << 20 });
+const Count = (maximum: number) => Type.Integer({ minimum: 0, maximum });
+const Size = Type.Object({ rows: Count(65_535), columns: Count(65_535) }, { additionalProperties: false });
+const TimeMs = Count(2 ** 41);
+
+const CreateBody = Type.Object(
+  {
+    store: Text,
+    image: Text,
+    workspace: Type.Optional(Text),
+    toolkits: Type.Optional(Type.Array(Text, { maxItems: 500 })),
+    name: Type.Optional(Text),
+    requestId: Type.Optional(Text),
+    env: Type.Optional(Type.Array(Text)),
+    user: Type.Optional(Text),
+    workdir: Type.Optional(Text),
+    ttlMs: Type.Optional(TimeMs),
+    memoryBytes: Type.Optional(Count(Number.MAX_SAFE_INTEGER)),
+    pids: Type.Optional(Type.Integer({ minimum: 1, maximum: 4_194_304 })),
+    lazy: Type.Optional(Type.Boolean()),
+    prefetch: Type.Optional(Type.Boolean()),
+  },
+  { additionalProperties: false },
+);
+const ExecBody = Type.Object(
+  {
+    args: Type.Array(Text, { minItems: 1 }),
+    env: Type.Optional(Type.Array(Text)),
+    cwd: Type.Optional(Text),
+    user: Type.Optional(Text),
+    stdin: Type.Optional(Type.Boolean()),
+    terminal: Type.Optional(Size),
+    timeoutMs: Type.Optional(TimeMs),
+    requestId: Type.Optional(Text),
+  },
+  { additionalProperties: false },
+);
+const ShellBody = Type.Object(
+  {
+    shell: Type.Optional(Text),
+    env: Type.Optional(Type.Array(Text)),
+    cwd: Type.Optional(Text),
+    user: Type.Optional(Text),
+    terminal: Type.Optional(Size),
+  },
+  { additionalProperties: false },
+);
+const RunBody = Type.Object({ command: Text, timeoutMs: Type.Optional(TimeMs) }, { additionalProperties: false });
+const StopBody = Type.Object({ timeMs: Type.Optional(TimeMs) }, { additionalProperties: false });
+const SignalBody = Type.Object(
+  { signal: Type.String({ pattern: '^SIG[A-Z0-9]{2,8}$' }) },
+  { additionalProperties: false },
+);
+const CopyBody = Type.Object({ from: Text, to: Text }, { additionalProperties: false });
+const PathQuery = Type.Object({
+  path: Text,
+  recursive: Type.Optional(Type.Boolean()),
+  mode: Type.Optional(Count(0o7777)),
+});
+const OutputQuery = Type.Object({
+  stdout: Type.Optional(Count(Number.MAX_SAFE_INTEGER)),
+  stderr: Type.Optional(Count(Number.MAX_SAFE_INTEGER)),
+  follow: Type.Optional(Type.Boolean()),
+});
+const StdinQuery = Type.Object({ close: Type.Optional(Type.Boolean()) });
+
+type Handler<B extends TSchema, Q extends TSchema> = (call: {
+  readonly sandbox: () => ResidentSandbox;
+  readonly command: () => ExecHandle;
+  readonly id: number;
+  readonly name: string;
+  readonly body: Static<B>;
+  readonly query: Static<Q>;
+  readonly request: FastifyRequest;
+  readonly reply: FastifyReply;
+}) => unknown;
+
+const BODY_BYTES = 8 << 20;
+
+export function sandboxApp(node: SandboxNode) {
+  const app = fastify({
+    logger: false,
+    bodyLimit: BODY_BYTES,
+    exposeHeadRoutes: false,
+    forceCloseConnections: true,
+    ajv: { customOptions: { removeAdditional: false, coerceTypes: true } },
+  });
+  // Input of any length, as it comes.
+  app.addContentTypeParser('application/octet-stream', (_request, payload, done) => done(null, payload));
+  app.setErrorHandler((thrown, _request, reply) => {
+    const error = errorOf(thrown);
+    const { code, message, hint, retryable, exit } = error;
+    reply.code(error.http).send({ error: { code, message, hint, retryable, exit } });
+  });
+  app.setNotFoundHandler((request, reply) => {
+    const error = { code: 'NOT_FOUND', message: `there is no ${request.method} ${request.url}`, retryable: false };
+    reply.code(404).send({ error });
+  });
+
+  const route = <B extends TSchema, Q extends TSchema>(
+    method: 'GET' | 'POST' | 'PUT' | 'DELETE',
+    url: string,
+    schema: { readonly body?: B; readonly querystring?: Q },
+    handler: Handler<B, Q>,
+  ) =>
+    app.route({
+      method,
+      url,
+      schema,
+      handler: (request, reply) => {
+        const { name = '', id = '' } = request.params as { name?: string; id?: string };
+        const sandbox = () => node.get(name);
+        return handler({
+          sandbox,
+          command: () => sandbox().command(numberOf(id)),
+          id: numberOf(id),
+          name,
+          body: (request.body ?? {}) as Static<B>,
+          query: request.query as Static<Q>,
+          request,
+          reply,
+        });
+      },
+    });
+  const one = '/v1/sandboxes/:name';
+  const command = `${one}/commands/:id`;
+  const shell = `${one}/shells/:id`;
+
+  route('GET', '/v1/sandboxes', {}, () => node.list().map(view));
+  route('POST', '/v1/sandboxes', { body: CreateBody }, async ({ body, reply }) => {
+    const { store: url, image, workspace, toolkits = [], ...rest } = body;
+    const store = await openStore(url);
+    const created = await node.create({
+      ...rest,
+      store,
+      base: await openImage(store, image),
+      workspace: workspace === undefined ? undefined : await openImage(store, workspace),
+      toolkits: await Promise.all(toolkits.map((toolkit) => openImage(store, toolkit))),
+    });
+    reply.code(201);
+    return view(created);
+  });
+  route('GET', one, {}, ({ sandbox }) => view(sandbox()));
+  route('POST', `${one}/stop`, { body: StopBody }, ({ name, body }) => node.stop(name, body));
+
+  route('GET', `${one}/commands`, {}, ({ sandbox }) => sandbox().commands().map(commandView));
+  route('POST', `${one}/commands`, { body: ExecBody }, async ({ sandbox, body, reply }) => {
+    const started = await sandbox().exec(body);
+    reply.code(201);
+    return commandView(started);
+  });
+  route('GET', command, {}, ({ command }) => commandView(command()));
+  route('GET', `${command}/output`, { querystring: OutputQuery }, ({ command, query, request, reply }) => {
+    const stop = stopWith(request);
+    reply.header('content-type', 'application/octet-stream');
+    return reply.send(Readable.from(outputFrames(command(), { ...query, signal: stop }), { objectMode: false }));
+  });
+  route('POST', `${command}/stdin`, { querystring: StdinQuery }, async ({ command, query, request }) => {
+    const target = command();
+    if (request.body instanceof Readable) {
+      for await (const bytes of request.body) await target.write(bytes as Buffer);
+    }
+    if (query.close !== false) await target.closeStdin();
+    return {};
+  });
+  route('POST', `${command}/signal`, { body: SignalBody }, ({ command, body }) => {
+    command().kill(body.signal as NodeJS.Signals);
+    return {};
+  });
+  route('POST', `${command}/resize`, { body: Size }, ({ command, body }) => {
+    command().resize(body.rows, body.columns);
+    return {};
+  });
+  route('POST', `${command}/kill`, {}, async ({ command }) => {
+    await command().killTree();
+    return {};
+  });
+
+  route('POST', `${one}/shells`, { body: ShellBody }, async ({ sandbox, body, reply }) => {
+    const opened = await sandbox().openShell(body);
+    reply.code(201);
+    return { id: opened.id };
+  });
+  route('POST', `${shell}/run`, { body: RunBody }, async ({ sandbox, id, body }) => {
+    return shellView(await sandbox().shell(id).run(body.command, body));
+  });
+  route('POST', `${shell}/interrupt`, {}, ({ sandbox, id }) => {
+    sandbox().shell(id).interrupt();
+    return {};
+  });
+  route('DELETE', shell, {}, async ({ sandbox, id }) => {
+    await sandbox().shell(id).close();
+    return {};
+  });
+
+  route('GET', `${one}/files`, { querystring: PathQuery }, async ({ sandbox, query, reply }) => {
+    const { files } = sandbox();
+    const { kind, size } = await files.stat(query.path);
+    if (kind !== 'file') throw fail('SANDBOX_NO_FILE', { path: query.path, kind });
+    reply.header('content-type', 'application/octet-stream').header('x-size', size);
+    return reply.send(Readable.from(whole(files.pieces(query.path)), { objectMode: false }));
+  });
+  route('PUT', `${one}/files`, { querystring: PathQuery }, async ({ sandbox, query, request }) => {
+    const content = request.body instanceof Readable ? (request.body as AsyncIterable<Buffer>) : Buffer.alloc(0);
+    return statusView(await sandbox().files.write(query.path, content, { mode: query.mode }));
+  });
+  route('DELETE', `${one}/files`, { querystring: PathQuery }, async ({ sandbox, query }) => {
+    await sandbox().files.remove(query.path, query);
+    return {};
+  });
+  route('GET', `${one}/files/stat`, { querystring: PathQuery }, async ({ sandbox, query }) => {
+    return statusView(await sandbox().files.stat(query.path, { follow: false }));
+  });
+  route('GET', `${one}/files/list`, { querystring: PathQuery }, async ({ sandbox, query }) => {
+    const entries = await sandbox().files.list(query.path);
+    return entries.map(({ name, ...status }) => ({ ...nameView(name), ...statusView(status) }));
+  });
+  route('POST', `${one}/files/mkdir`, { querystring: PathQuery }, async ({ sandbox, query }) => {
+    await sandbox().files.mkdir(query.path, { parents: query.recursive, mode: query.mode });
+    return {};
+  });
+  route('POST', `${one}/files/rename`, { body: CopyBody }, async ({ sandbox, body }) => {
+    await sandbox().files.rename(body.from, body.to);
+    return {};
+  });
+  // Of this machine's own paths: whoever may ask is root here.
+  route('POST', `${one}/files/upload`, { body: CopyBody }, async ({ sandbox, body }) => {
+    await sandbox().files.upload(body.from, body.to);
+    return {};
+  });
+  route('POST', `${one}/files/download`, { body: CopyBody }, async ({ sandbox, body }) => {
+    await sandbox().files.download(body.from, body.to);
+    return {};
+  });
+  return app;
+}
+
+function view(sandbox: ResidentSandbox) {
+  const { name, state, end, facts, runningCommands } = sandbox;
+  const { id, createdAt, backend, store, base, workspace, toolkits, resident } = facts;
+  const { expiresAt, memoryBytes, pids } = resident ?? {};
+  return {
+    name,
+    id,
+    state,
+    end,
+    createdAt,
+    backend,
+    store,
+    base,
+    workspace,
+    toolkits,
+    expiresAt,
+    memoryBytes,
+    pids,
+    runningCommands,
+  };
+}
+
+function commandView(
+  command: ExecHandle & { readonly record?: { readonly args: readonly string[]; readonly startedMs: number } },
+) {
+  const { id, result, record } = command;
+  return { id, args: record?.args, startedMs: record?.startedMs, running: result === undefined, result };
+}
+
+function shellView({ stdout, stderr, ...rest }: ShellResult) {
+  return { ...rest, stdoutBase64: stdout.toString('base64'), stderrBase64: stderr.toString('base64') };
+}
+
+function statusView({ inode, ...status }: FileStatus) {
+  return { ...status, inode: String(inode) };
+}
+
+/** `nameBase64` for what is no UTF-8. */
+function nameView(name: Buffer) {
+  const text = name.toString('utf8');
+  return Buffer.from(text).equals(name) ? { name: text } : { name: text, nameBase64: name.toString('base64') };
+}
+
+async function* outputFrames(command: ExecHandle, from: Parameters<ExecHandle['output']>[0]): AsyncGenerator<Buffer> {
+  for await (const part of command.output(from)) yield outputFrame.part(part);
+  if (from?.follow === false) return;
+  try {
+    yield outputFrame.result(await command.wait());
+  } catch (error) {
+    const { code, message, hint, exit } = errorOf(error);
+    yield outputFrame.error({ code, message, hint, exit });
+  }
+}
+
+/** Holes as zeros: the body has as many bytes as the file. */
+async function* whole(pieces: AsyncIterable<{ offset: number; bytes: Buffer; size: number }>): AsyncGenerator<Buffer> {
+  const zeros = Buffer.alloc(256 << 10);
+  let at = 0;
+  for await (const { offset, bytes } of pieces) {
+    for (; at < offset; at += Math.min(zeros.length, offset - at)) yield zeros.subarray(0, offset - at);
+    yield bytes;
+    at = offset + bytes.length;
+  }
+}
+
+function stopWith(request: FastifyRequest): AbortSignal {
+  const stop = new AbortController();
+  const raw: IncomingMessage = request.raw;
+  raw.socket.once('close', () => stop.abort(new Error('the reader has gone')));
+  return stop.signal;
+}
+
+function numberOf(text: string): number {
+  return /^[1-9]\d{0,9}$/.test(text) ? Number(text) : 0;
+}
+
+function errorOf(thrown: unknown): DsecError {
+  if (thrown instanceof DsecError) return thrown;
+  const { validation, statusCode } = (thrown ?? {}) as { validation?: unknown; statusCode?: unknown };
+  if (validation !== undefined || (typeof statusCode === 'number' && statusCode < 500)) {
+    return fail('SANDBOX_BAD_REQUEST', { problem: messageOf(thrown) }, thrown);
+  }
+  return fail('SANDBOX_INTERNAL', { problem: messageOf(thrown) }, thrown);
+}

@@ -1,0 +1,349 @@
+/**
+ * One sandbox's agent, from the host: starts commands, carries what is for them and what comes of them, asks for files. Whatever the
+ * agent sends that makes no sense ends this sandbox, and no other.
+ */
+import { randomInt } from 'node:crypto';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { getSystemErrorMap } from 'node:util';
+import { failPoint, messageOf } from '#base';
+import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
+import { kill, membersOf } from '../backend/cgroup-cleanup.ts';
+import { STAGE_EXEC, stageText } from '../backend/launch-order.ts';
+import { fail } from '../errors.ts';
+import { environmentOf } from '../sandbox/environment.ts';
+import { type ImageUser, userFrom } from '../sandbox/user-lookup.ts';
+import type { ExecSpec } from '../sandbox-api/exec.ts';
+import { AgentFiles } from './agent-files.ts';
+import { type CommandGroups, groupOf, killGroup, outOfMemoryCount, removeGroup } from './command-group.ts';
+import { forgetCommand, lastCommandId, readCommandRecords, writeCommandRecord } from './command-record.ts';
+import type { KeeperChannel } from './keeper-channel.ts';
+import { type CommandHost, KeptCommand, WINDOW_BYTES } from './kept-command.ts';
+import type { SpoolLimits } from './output-spool.ts';
+
+/** What commands have unless they say otherwise. */
+export interface CommandDefaults {
+  /** `NAME=VALUE`: the image's, and what was given at the creation. */
+  readonly env: readonly string[];
+  readonly user: string;
+  readonly cwd: string;
+}
+
+export interface LinkOptions {
+  readonly name: string;
+  readonly keeper: KeeperChannel;
+  /** The keeper's for it. */
+  readonly keptId: number;
+  /** Folder for commands' records and output. */
+  readonly commands: string;
+  readonly defaults: CommandDefaults;
+  readonly groups: CommandGroups | undefined;
+  /** All groups of the sandbox. */
+  readonly cgroups: readonly string[];
+  readonly spoolLimits?: SpoolLimits;
+}
+
+/** A shell session's command, too. */
+export interface StartSpec extends ExecSpec {
+  readonly script?: boolean;
+  readonly silent?: boolean;
+}
+
+/** Of those that have ended so many are kept. */
+const KEPT_COMMANDS = 256;
+const ACCOUNT_FILE_BYTES = 4 << 20;
+const MAX_EXEC_BYTES = 4 << 20;
+
+export class AgentLink implements CommandHost {
+  readonly name: string;
+  readonly commands: string;
+  readonly files: AgentFiles;
+  private readonly options: LinkOptions;
+  private readonly all = new Map<number, KeptCommand>();
+  private readonly byRequest = new Map<string, KeptCommand>();
+  private readonly asked = new Map<number, { resolve(answer: Buffer): void; reject(error: Error): void }>();
+  private nextRequest = randomInt(1, 2 ** 30);
+  private lastCommand: number;
+  private outOfMemorySeen: number;
+  private gone: Error | undefined;
+
+  constructor(options: LinkOptions) {
+    this.options = options;
+    this.name = options.name;
+    this.commands = options.commands;
+    mkdirSync(this.commands, { recursive: true, mode: 0o700 });
+    this.lastCommand = lastCommandId(this.commands);
+    this.outOfMemorySeen = outOfMemoryCount(options.cgroups);
+    this.files = new AgentFiles((payload) => this.ask(payload));
+    for (const record of readCommandRecords(this.commands))
+      this.adopt(new KeptCommand(this, record, options.spoolLimits));
+  }
+
+  /** After a restart: which of the commands on record the agent knows; of the others nobody knows how they ended. */
+  async reconcile(): Promise<void> {
+    for (const command of this.all.values()) {
+      if (command.isOver) continue;
+      command.resume();
+      // Whoever fed it has gone, and what it had been fed.
+      if (command.record.session) this.killTree(command.id).catch(() => {});
+    }
+    const payload = await new Promise<Buffer>((resolve, reject) => {
+      const id = this.nextRequest++;
+      this.asked.set(id, { resolve, reject });
+      this.send(AGENT_FRAME.which, id);
+    });
+    const reader = new PayloadReader(payload);
+    const known = new Set(reader.list(() => reader.u32()));
+    for (const command of this.all.values()) {
+      if (command.isOver || known.has(command.id)) continue;
+      const reason =
+        'the runtime service was restarted while the command was being started, or its end was not recorded';
+      command.lose(fail('RUNTIME_SANDBOX_GONE', { name: `${this.name}, command ${command.id},`, reason }), reason);
+    }
+  }
+
+  async start(spec: StartSpec): Promise<KeptCommand> {
+    this.refuseGone();
+    const again = spec.requestId === undefined ? undefined : this.byRequest.get(spec.requestId);
+    if (again !== undefined) return again;
+    if (spec.args.length === 0) throw fail('RUNTIME_COMMAND_MISSING', { image: this.name });
+    const { defaults } = this.options;
+    const user = await this.user(spec.user ?? defaults.user);
+    const repeated = spec.requestId === undefined ? undefined : this.byRequest.get(spec.requestId);
+    if (repeated !== undefined) return repeated;
+    const payload = this.execPayload(spec, user);
+    const id = ++this.lastCommand;
+    const startedMs = Date.now();
+    const record = {
+      version: 1 as const,
+      id,
+      args: spec.args.map(String),
+      requestId: spec.requestId,
+      terminal: spec.terminal !== undefined,
+      session: spec.script === true,
+      startedMs,
+      deadlineMs: spec.timeoutMs === undefined ? undefined : startedMs + spec.timeoutMs,
+    };
+    writeCommandRecord(this.commands, record);
+    failPoint('exec-recorded');
+    const command = new KeptCommand(this, record, this.options.spoolLimits);
+    this.adopt(command);
+    const { groups } = this.options;
+    const group = groups === undefined ? undefined : groupOf(groups, id);
+    this.options.keeper.toAgent(this.options.keptId, AGENT_FRAME.exec, id, payload, group);
+    failPoint('exec-sent');
+    try {
+      await command.whenStarted();
+    } catch (error) {
+      if (this.gone === undefined) this.forget(command);
+      throw error;
+    }
+    return command;
+  }
+
+  get(id: number): KeptCommand | undefined {
+    return this.all.get(id);
+  }
+  list(): KeptCommand[] {
+    return [...this.all.values()].sort((a, b) => a.id - b.id);
+  }
+  get running(): number {
+    return [...this.all.values()].filter((command) => !command.isOver).length;
+  }
+
+  /** To everything in the sandbox but the agent. */
+  signalAll(number: number): void {
+    this.send(AGENT_FRAME.kill, 0, new PayloadWriter().u32(number).u8(1).done());
+  }
+
+  /** A frame of the agent. Never throws. */
+  receive(kind: number, about: number, payload: Buffer): void {
+    try {
+      this.handle(kind, about, payload);
+    } catch (error) {
+      this.broken ??= messageOf(error);
+      this.options.keeper.cancel(this.options.keptId);
+    }
+  }
+  /** What was wrong with what the agent sent. */
+  broken: string | undefined;
+
+  /** The sandbox has ended. */
+  end(error: Error, reason: string): void {
+    this.gone = error;
+    for (const { reject } of this.asked.values()) reject(error);
+    this.asked.clear();
+    for (const command of this.all.values()) command.lose(error, reason);
+    for (const command of this.all.values()) command.dispose();
+  }
+
+  // For commands.
+
+  send(kind: number, about: number, payload?: Buffer): void {
+    if (this.gone === undefined) this.options.keeper.toAgent(this.options.keptId, kind, about, payload);
+  }
+
+  async killTree(id: number): Promise<void> {
+    const { groups } = this.options;
+    if (groups === undefined) this.send(AGENT_FRAME.kill, id, new PayloadWriter().u32(SIGKILL).u8(0).done());
+    else await killGroup(groups, id);
+  }
+
+  /** SIGKILL to all that a command has started, but not to itself. */
+  async killOthers(id: number): Promise<void> {
+    const { groups } = this.options;
+    const pid = this.all.get(id)?.pid;
+    if (groups === undefined || pid === undefined) return;
+    for (const member of membersOf(groupOf(groups, id))) {
+      if (pidInside(member) !== pid) kill(member);
+    }
+  }
+
+  ranOutOfMemory(): boolean {
+    const count = outOfMemoryCount(this.options.cgroups);
+    const ran = count > this.outOfMemorySeen;
+    this.outOfMemorySeen = count;
+    return ran;
+  }
+
+  over(command: KeptCommand): void {
+    if (this.options.groups !== undefined) removeGroup(this.options.groups, command.id);
+    const over = this.list().filter(({ isOver }) => isOver);
+    for (const one of over.slice(0, Math.max(0, over.length - KEPT_COMMANDS))) {
+      this.send(AGENT_FRAME.drop, one.id);
+      this.forget(one);
+    }
+  }
+
+  private handle(kind: number, about: number, payload: Buffer): void {
+    const reader = new PayloadReader(payload);
+    switch (kind) {
+      case AGENT_FRAME.fileDone:
+      case AGENT_FRAME.these:
+        this.asked.get(about)?.resolve(payload);
+        this.asked.delete(about);
+        return;
+      case AGENT_FRAME.fileFailed:
+        this.asked.get(about)?.reject(new SystemFailure(reader.i32()));
+        this.asked.delete(about);
+        return;
+      case AGENT_FRAME.refused: {
+        const command = this.all.get(about);
+        const [stage, errno] = [reader.u8(), reader.i32()];
+        command?.refuse(startError(command.record.args[0]!, stage, errno));
+        return;
+      }
+      default:
+        // Of one that was forgotten: nobody wants it.
+        this.all.get(about)?.receive(kind, payload);
+    }
+  }
+
+  private ask(payload: Buffer): Promise<Buffer> {
+    this.refuseGone();
+    const id = this.nextRequest++;
+    return new Promise((resolve, reject) => {
+      this.asked.set(id, { resolve, reject });
+      this.send(AGENT_FRAME.file, id, payload);
+    });
+  }
+
+  private refuseGone(): void {
+    if (this.gone !== undefined) throw this.gone;
+  }
+
+  private adopt(command: KeptCommand): void {
+    this.all.set(command.id, command);
+    const { requestId } = command.record;
+    if (requestId !== undefined) this.byRequest.set(requestId, command);
+  }
+
+  private forget(command: KeptCommand): void {
+    command.dispose();
+    this.all.delete(command.id);
+    if (command.record.requestId !== undefined) this.byRequest.delete(command.record.requestId);
+    forgetCommand(this.commands, command.id);
+  }
+
+  /** By the accounts that the sandbox has now, read by the agent: no link in it leads out. */
+  private async user(spec: string): Promise<ImageUser> {
+    const text = async (path: string) => {
+      try {
+        return (await this.files.read(path, ACCOUNT_FILE_BYTES)).toString('utf8');
+      } catch {
+        this.refuseGone();
+        return '';
+      }
+    };
+    const [passwd, group] = await Promise.all([text('/etc/passwd'), text('/etc/group')]);
+    return userFrom(passwd, group, spec);
+  }
+
+  private execPayload(spec: StartSpec, user: ImageUser): Buffer {
+    const { defaults, groups } = this.options;
+    const given = (spec.env ?? []).filter((entry): entry is string => typeof entry === 'string');
+    const exact = (spec.env ?? []).filter((entry): entry is Buffer => typeof entry !== 'string');
+    const terminal = spec.terminal !== undefined;
+    const env = environmentOf({ image: defaults.env, given, host: {}, home: user.home, hostname: this.name, terminal });
+    const names = exact.map((entry) => entry.subarray(0, entry.indexOf('=') + 1).toString('latin1'));
+    const kept = env.filter((entry) => !names.some((name) => entry.startsWith(name)));
+    const out = new PayloadWriter();
+    const flags = [terminal, spec.stdin === true, groups !== undefined, spec.script === true, spec.silent === true];
+    out.u8(flags.reduce((bits, flag, index) => bits | (flag ? 1 << index : 0), 0));
+    out.u16(spec.terminal?.rows ?? 0).u16(spec.terminal?.columns ?? 0);
+    const cwd = spec.cwd ?? defaults.cwd;
+    out.bytes(cwd.startsWith('/') ? cwd : `/${cwd}`);
+    for (const part of [...spec.args, ...exact, cwd]) {
+      if (part.includes('\0')) {
+        const reason = 'an argument, variable or folder holds a NUL byte';
+        throw fail('RUNTIME_COMMAND_NOT_EXECUTABLE', { command: String(spec.args[0]), path: 'PATH', reason });
+      }
+    }
+    out.list(spec.args, (arg) => out.bytes(arg));
+    out.list([...kept, ...exact], (entry) => out.bytes(entry));
+    out.u32(user.uid).u32(user.gid);
+    out.list(user.additionalGids, (gid) => out.u32(gid));
+    out.u32(0o022).u32(WINDOW_BYTES);
+    const payload = out.done();
+    if (payload.length > MAX_EXEC_BYTES) {
+      const reason = `arguments and environment take ${payload.length} bytes; Linux takes some two million`;
+      throw fail('RUNTIME_COMMAND_NOT_EXECUTABLE', { command: String(spec.args[0]), path: 'PATH', reason });
+    }
+    return payload;
+  }
+}
+
+const SIGKILL = 9;
+
+/** Of a process of this machine: its number in the innermost namespace. */
+function pidInside(pid: number): number | undefined {
+  try {
+    const line = /^NSpid:\s*(.*)$/m.exec(readFileSync(`/proc/${pid}/status`, 'latin1'))?.[1];
+    return line === undefined ? undefined : Number(line.trim().split(/\s+/).at(-1));
+  } catch {
+    return undefined;
+  }
+}
+const STAGE_CWD = 20;
+
+/** errno of an operation that the agent could not do. */
+export class SystemFailure extends Error {
+  /** `ENOENT`, ... */
+  readonly code: string;
+
+  constructor(errno: number) {
+    const [code, text] = getSystemErrorMap().get(-errno) ?? [`errno ${errno}`, `error ${errno}`];
+    super(text);
+    this.code = code;
+  }
+}
+
+function startError(command: string, stage: number, errno: number): Error {
+  const { code, message } = new SystemFailure(errno);
+  if (stage === STAGE_EXEC) {
+    if (code === 'ENOENT' || code === 'ENOTDIR') return fail('RUNTIME_COMMAND_NOT_FOUND', { command, reason: message });
+    return fail('RUNTIME_COMMAND_NOT_EXECUTABLE', { command, path: command, reason: message });
+  }
+  const reason = `${stageText(stage)}: ${message}`;
+  if (stage === STAGE_CWD) return fail('RUNTIME_COMMAND_NOT_EXECUTABLE', { command, path: 'PATH', reason });
+  return fail('RUNTIME_START_FAILED', { runtime: 'dsec', reason });
+}

@@ -1,0 +1,98 @@
+/**
+ * The control group of one command: below the sandbox's, in one hierarchy, the freezer's or the v2 tree. Nothing inside can leave it,
+ * so killing what is in it is killing the command with all that it ever started.
+ */
+import { existsSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
+import { bytesOf, systemCode } from '#base';
+import { type MountRow, readMountInfo } from '#linux';
+import { CGROUP_PARENT } from '../backend/oci-spec.ts';
+
+export interface CommandGroups {
+  /** The sandbox's group in that hierarchy. */
+  readonly parent: string;
+  readonly version: 1 | 2;
+}
+
+/** Undefined where no hierarchy can end a group as a whole. */
+export function commandGroupsOf(
+  sandboxId: string,
+  rows: readonly MountRow[] = readMountInfo(),
+): CommandGroups | undefined {
+  const place = (row: MountRow) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}/${sandboxId}`;
+  const freezer = rows.find((row) => row.type === 'cgroup' && row.superOptions.split(',').includes('freezer'));
+  if (freezer !== undefined) return { parent: place(freezer), version: 1 };
+  const v2 = rows.find((row) => row.type === 'cgroup2');
+  return v2 === undefined ? undefined : { parent: place(v2), version: 2 };
+}
+
+export function groupOf(groups: CommandGroups, command: number): string {
+  return `${groups.parent}/c${command}`;
+}
+
+const PATIENCE_MS = 10_000;
+
+/** Resolves when nothing is left in it, or after ten seconds: a process in an endless kernel wait cannot be ended. */
+export async function killGroup(groups: CommandGroups, command: number): Promise<void> {
+  const group = groupOf(groups, command);
+  const deadline = Date.now() + PATIENCE_MS;
+  for (let pauseMs = 1; existsSync(group) && Date.now() < deadline; pauseMs = Math.min(pauseMs * 2, 50)) {
+    if (groups.version === 2 && existsSync(`${group}/cgroup.kill`)) write(`${group}/cgroup.kill`, '1');
+    else await killFrozen(group, groups.version);
+    if (removeGroup(groups, command)) return;
+    await delay(pauseMs);
+  }
+}
+
+/** Frozen first, so that nothing is started while we look. SIGKILL takes effect when it thaws. */
+async function killFrozen(group: string, version: 1 | 2): Promise<void> {
+  const [file, frozen, thawed] = version === 1 ? ['freezer.state', 'FROZEN', 'THAWED'] : ['cgroup.freeze', '1', '0'];
+  write(`${group}/${file}`, frozen);
+  for (let i = 0; i < 100 && version === 1 && read(`${group}/${file}`).trim() !== frozen; i++) await delay(1);
+  for (const line of read(`${group}/cgroup.procs`).split('\n')) {
+    if (!/^[1-9]\d*$/.test(line)) continue;
+    try {
+      process.kill(Number(line), 'SIGKILL');
+    } catch (error) {
+      if (systemCode(error) !== 'ESRCH') throw error;
+    }
+  }
+  write(`${group}/${file}`, thawed);
+}
+
+/** False while something is in it. */
+export function removeGroup(groups: CommandGroups, command: number): boolean {
+  try {
+    rmdirSync(groupOf(groups, command));
+    return true;
+  } catch (error) {
+    return systemCode(error) === 'ENOENT';
+  }
+}
+
+function write(path: string, text: string): void {
+  try {
+    writeFileSync(path, text);
+  } catch {
+    // The group has gone.
+  }
+}
+
+function read(path: string): string {
+  try {
+    return readFileSync(path, 'latin1');
+  } catch {
+    return '';
+  }
+}
+
+/** How often memory ran out in the sandbox so far. */
+export function outOfMemoryCount(groups: readonly string[]): number {
+  for (const group of groups) {
+    for (const file of ['memory.oom_control', 'memory.events']) {
+      const count = /^oom_kill (\d+)$/m.exec(read(`${group}/${file}`))?.[1];
+      if (count !== undefined) return Number(count);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,466 @@
+//! `dsec-agent keep SOCKET`: the parent of the sandboxes that stay. It launches them as the launcher does (the same orders), holds the other end
+//! of each agent's channel, and carries frames between Node and agents. Node may die and come back: it connects to SOCKET, is told
+//! what there is, and gets again what was sent to the one before it and not taken.
+//!
+//! - One Node at a time: a new connection takes the place of the old one.
+//! - Per sandbox it holds the lock on the sandbox's name, so that no other command takes the sandbox for a dead one; and what agents
+//!   sent until Node says that it has taken it. Beyond a limit it does not read on.
+//! - It ends when no Node is connected and nothing is held. When it dies, the kernel kills its sandboxes and frees their locks.
+//!
+//! One thread, one loop; nothing in it waits for a peer.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::container::{self, Failure, Stage};
+use crate::order;
+use crate::selfcopy;
+use crate::sys::{self, Fd, PollFd, POLLIN, POLLOUT};
+use crate::wire::{self, Channel, Frame, Reader, Received};
+
+/// Of frames from one agent that Node has not taken, in bytes.
+const MAX_UNTAKEN: usize = 4 << 20;
+/// What may wait to be sent to Node before no more is read from agents.
+const BACKLOG: usize = 4 << 20;
+/// An agent sends no longer one.
+const MAX_FROM_AGENT: usize = 1 << 20;
+
+#[derive(Clone, Copy, PartialEq)]
+#[repr(u8)]
+enum State {
+    Held = 0,
+    Begun = 1,
+    Running = 2,
+    Ended = 3,
+    Failed = 4,
+}
+
+struct Kept {
+    name: Vec<u8>,
+    /// Held as long as this is.
+    _lock: Fd,
+    state: State,
+    pid: i32,
+    channel: Option<Channel>,
+    status: i32,
+    failure: Vec<u8>,
+    /// It goes when it has ended, and nobody is told.
+    forgotten: bool,
+    /// Sent to Node, or to be sent to the next one.
+    untaken: VecDeque<Frame>,
+    untaken_bytes: usize,
+}
+
+struct Keeper {
+    control: Option<Channel>,
+    listener: Fd,
+    kept: HashMap<u32, Kept>,
+    /// Somebody has been here: one that was started and never asked waits for its first Node.
+    was_connected: bool,
+}
+
+pub fn main(args: &[Vec<u8>]) -> i32 {
+    if let Err(errno) = selfcopy::ensure(args) {
+        let _ = sys::write_all(2, format!("dsec-agent: no sealed copy of itself: errno {}\n", errno).as_bytes());
+        return 1;
+    }
+    let _ = sys::prctl1(sys::PR_SET_DUMPABLE, 0);
+    sys::name_process(b"dsec-keeper\0");
+    let _ = sys::new_session();
+    sys::default_signals();
+    let signals = sys::every_signal();
+    sys::block_signals(&signals);
+    let signal_fd = match sys::signal_fd(&sys::sig_set(&[sys::SIGCHLD])) {
+        Ok(fd) => fd,
+        Err(_) => return 1,
+    };
+    sys::close_range(3, signal_fd.0 as u32 - 1, false);
+    sys::close_range(signal_fd.0 as u32 + 1, u32::MAX, false);
+    let _ = sys::unlink_file(&args[2]);
+    let listener = match sys::listen_at(&args[2]) {
+        Ok(fd) => fd,
+        Err(errno) => {
+            let _ = sys::write_all(2, format!("dsec-agent: cannot listen: errno {}\n", errno).as_bytes());
+            return 1;
+        }
+    };
+    // Whoever started it knows now that it listens, and none of its streams stays open in what lives on.
+    let _ = sys::write_all(1, b"ready\n");
+    if let Ok(null) = sys::open_at(b"/dev/null", sys::O_RDWR, 0) {
+        for number in 0..3 {
+            let _ = sys::dup_to(null.0, number);
+        }
+    }
+    let mut keeper = Keeper { control: None, listener, kept: HashMap::new(), was_connected: false };
+    let status = keeper.serve(signal_fd.0);
+    let _ = sys::unlink_file(&args[2]);
+    status
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    Listener,
+    Control,
+    Agent(u32),
+    Signals,
+}
+
+impl Keeper {
+    fn serve(&mut self, signal_fd: i32) -> i32 {
+        loop {
+            if self.control.is_none() && self.kept.is_empty() && self.was_connected {
+                return 0;
+            }
+            let (mut polls, sources) = self.poll_set(signal_fd);
+            sys::poll_fds(&mut polls, -1);
+            for (poll, source) in polls.iter().zip(&sources) {
+                if poll.revents == 0 {
+                    continue;
+                }
+                match *source {
+                    Source::Listener => self.accept(),
+                    Source::Control => self.read_control(poll.revents),
+                    Source::Agent(id) => self.read_agent(id, poll.revents),
+                    Source::Signals => {
+                        while sys::next_signal(signal_fd).is_some() {}
+                        while let Some((pid, status)) = sys::reap() {
+                            self.ended(pid, status);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn poll_set(&self, signal_fd: i32) -> (Vec<PollFd>, Vec<Source>) {
+        let mut polls = Vec::new();
+        let mut sources = Vec::new();
+        let mut add = |fd: i32, events: i16, source: Source| {
+            polls.push(PollFd { fd, events, revents: 0 });
+            sources.push(source);
+        };
+        let sending = |channel: &Channel| if channel.is_sending() { POLLOUT } else { 0 };
+        let mut may_read = true;
+        if let Some(control) = &self.control {
+            add(control.fd.0, POLLIN | sending(control), Source::Control);
+            may_read = control.waiting_bytes() < BACKLOG;
+        }
+        for (id, kept) in &self.kept {
+            if let Some(channel) = &kept.channel {
+                let reading = if may_read && kept.untaken_bytes < MAX_UNTAKEN { POLLIN } else { 0 };
+                let events = reading | sending(channel);
+                // One that has gone would wake us for ever; its end is told by SIGCHLD too.
+                if events != 0 {
+                    add(channel.fd.0, events, Source::Agent(*id));
+                }
+            }
+        }
+        add(signal_fd, POLLIN, Source::Signals);
+        // Last: a new connection is told what there is now.
+        add(self.listener.0, POLLIN, Source::Listener);
+        (polls, sources)
+    }
+
+    fn tell(&mut self, kind: u8, id: u32, payload: &[u8]) {
+        if let Some(control) = &mut self.control {
+            control.send(kind, id, payload);
+        }
+    }
+
+    fn accept(&mut self) {
+        let fd = match sys::accept_one(self.listener.0) {
+            Ok(fd) => fd,
+            Err(_) => return,
+        };
+        if !matches!(sys::peer_of(fd.0), Ok(peer) if peer.uid == 0) {
+            return;
+        }
+        self.was_connected = true;
+        self.control = Some(Channel::new(fd, 0));
+        let mut ready = wire::VERSION.to_le_bytes().to_vec();
+        wire::put_bytes(&mut ready, crate::BUILD.as_bytes());
+        self.tell(wire::READY, sys::own_pid() as u32, &ready);
+        let Keeper { control, kept, .. } = self;
+        if let Some(control) = control {
+            for (id, one) in kept.iter() {
+                let mut payload = vec![one.state as u8];
+                payload.extend_from_slice(&(one.pid as u32).to_le_bytes());
+                payload.extend_from_slice(&one.status.to_le_bytes());
+                wire::put_bytes(&mut payload, &one.name);
+                wire::put_bytes(&mut payload, &one.failure);
+                control.send(wire::KEPT, *id, &payload);
+            }
+            control.send(wire::ALL_KEPT, 0, &[]);
+            for (id, one) in kept.iter() {
+                for frame in &one.untaken {
+                    send_from_agent(control, *id, frame);
+                }
+            }
+        }
+    }
+
+    fn read_control(&mut self, ready: i16) {
+        let control = match &mut self.control {
+            Some(control) => control,
+            None => return,
+        };
+        if ready & POLLOUT != 0 {
+            control.flush();
+        }
+        if ready & !POLLOUT == 0 {
+            return;
+        }
+        let (frames, open) = match control.receive(wire::MAX_PAYLOAD) {
+            Received::Frames(frames) => (frames, true),
+            Received::Gone(frames) => (frames, false),
+        };
+        if !open {
+            self.control = None;
+            return;
+        }
+        for frame in frames {
+            if self.handle(frame).is_none() {
+                self.control = None;
+                return;
+            }
+        }
+    }
+
+    /// None for what cannot be understood. What is about a sandbox that has ended meanwhile is no error.
+    fn handle(&mut self, frame: Frame) -> Option<()> {
+        let id = frame.id;
+        let mut r = Reader::new(&frame.payload);
+        match frame.kind {
+            wire::HOLD => {
+                let (name, lock) = (r.bytes()?, r.text()?);
+                let errno = self.hold(id, name, &lock).err().unwrap_or(0);
+                self.tell(wire::HELD, id, &errno.to_le_bytes());
+            }
+            wire::PREPARE => self.prepare(id, &frame.payload),
+            wire::LAUNCH => {
+                if let Some(Kept { state: State::Begun, channel: Some(channel), .. }) = self.kept.get_mut(&id) {
+                    channel.send(wire::LAUNCH, id, &frame.payload);
+                }
+            }
+            wire::CANCEL => {
+                if let Some(kept) = self.kept.get(&id) {
+                    if kept.pid > 0 {
+                        let _ = sys::send_signal(kept.pid, sys::SIGKILL);
+                    }
+                }
+            }
+            wire::TO_AGENT => {
+                let (kind, about) = (r.u8()?, r.u32()?);
+                if let Some(channel) = self.agent(id) {
+                    channel.send(kind, about, &frame.payload[5..]);
+                }
+            }
+            wire::TO_AGENT_IN_GROUP => {
+                let folder = r.text()?;
+                let (kind, about) = (r.u8()?, r.u32()?);
+                let payload = &frame.payload[4 + folder.len() + 5..];
+                match group_entry(&folder) {
+                    Ok(entry) => {
+                        if let Some(channel) = self.agent(id) {
+                            channel.send_carrying(kind, about, payload, entry);
+                        }
+                    }
+                    Err(errno) => {
+                        let mut payload = vec![Stage::Cgroup as u8];
+                        payload.extend_from_slice(&errno.to_le_bytes());
+                        self.from_agent(id, Frame { kind: wire::REFUSED, id: about, payload });
+                    }
+                }
+            }
+            wire::TAKEN => {
+                let count = r.u32()?;
+                if let Some(kept) = self.kept.get_mut(&id) {
+                    for _ in 0..count {
+                        if let Some(frame) = kept.untaken.pop_front() {
+                            kept.untaken_bytes -= frame.payload.len() + wire::HEADER;
+                        }
+                    }
+                    if kept.untaken.is_empty() {
+                        kept.untaken = VecDeque::new();
+                    }
+                }
+            }
+            wire::FORGET => {
+                match self.kept.get_mut(&id) {
+                    Some(kept) if kept.pid > 0 => {
+                        kept.forgotten = true;
+                        let _ = sys::send_signal(kept.pid, sys::SIGKILL);
+                    }
+                    _ => {
+                        self.kept.remove(&id);
+                    }
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn agent(&mut self, id: u32) -> Option<&mut Channel> {
+        match self.kept.get_mut(&id) {
+            Some(kept) if kept.state == State::Running => kept.channel.as_mut(),
+            _ => None,
+        }
+    }
+
+    fn hold(&mut self, id: u32, name: Vec<u8>, path: &[u8]) -> sys::Result<()> {
+        if self.kept.contains_key(&id) {
+            return Err(sys::EEXIST);
+        }
+        let lock = sys::open_at(path, sys::O_RDWR | sys::O_CREAT, 0o600)?;
+        sys::lock_file(lock.0)?;
+        // Whoever held it before may have removed the file: a lock on what has no name keeps nobody out.
+        if sys::identity_of(path)? != sys::identity_of_fd(lock.0)? {
+            return Err(sys::EAGAIN);
+        }
+        let kept = Kept {
+            name,
+            _lock: lock,
+            state: State::Held,
+            pid: 0,
+            channel: None,
+            status: 0,
+            failure: Vec::new(),
+            forgotten: false,
+            untaken: VecDeque::new(),
+            untaken_bytes: 0,
+        };
+        self.kept.insert(id, kept);
+        Ok(())
+    }
+
+    fn prepare(&mut self, id: u32, payload: &[u8]) {
+        let failed = |failure: &Failure| container::failure_payload(failure);
+        let refuse = |errno: i32| Failure { stage: Stage::Order, errno, what: b"order".to_vec() };
+        let outcome = match (order::parse_preparation(payload), self.kept.get_mut(&id)) {
+            (Some(preparation), Some(kept)) if kept.state == State::Held => {
+                match container::start(&preparation, &[]) {
+                    Ok((pid, channel)) => {
+                        kept.pid = pid;
+                        kept.channel = Some(channel);
+                        kept.state = State::Begun;
+                        Ok(())
+                    }
+                    Err(failure) => Err(failed(&failure)),
+                }
+            }
+            _ => Err(failed(&refuse(sys::EINVAL))),
+        };
+        if let Err(payload) = outcome {
+            if let Some(kept) = self.kept.get_mut(&id) {
+                kept.state = State::Failed;
+                kept.failure = payload.clone();
+            }
+            self.tell(wire::FAILED, id, &payload);
+        }
+    }
+
+    fn read_agent(&mut self, id: u32, ready: i16) {
+        let kept = match self.kept.get_mut(&id) {
+            Some(kept) => kept,
+            None => return,
+        };
+        let channel = match &mut kept.channel {
+            Some(channel) => channel,
+            None => return,
+        };
+        if ready & POLLOUT != 0 {
+            channel.flush();
+        }
+        if ready & !POLLOUT == 0 {
+            return;
+        }
+        let (frames, open) = match channel.receive(MAX_FROM_AGENT) {
+            Received::Frames(frames) => (frames, true),
+            Received::Gone(frames) => (frames, false),
+        };
+        channel.fds.clear();
+        if !open {
+            // It has ended, or it says what no agent says.
+            kept.channel = None;
+            let _ = sys::send_signal(kept.pid, sys::SIGKILL);
+        }
+        for frame in frames {
+            self.from_agent(id, frame);
+        }
+    }
+
+    fn from_agent(&mut self, id: u32, frame: Frame) {
+        let kept = match self.kept.get_mut(&id) {
+            Some(kept) => kept,
+            None => return,
+        };
+        if kept.state == State::Begun {
+            match frame.kind {
+                wire::HELLO => {
+                    kept.state = State::Running;
+                    let pid = kept.pid as u32;
+                    self.tell(wire::STARTED, id, &pid.to_le_bytes());
+                }
+                // Told when nothing of it is left.
+                wire::FAILED => kept.failure = frame.payload,
+                _ => {}
+            }
+            return;
+        }
+        kept.untaken_bytes += frame.payload.len() + wire::HEADER;
+        if let Some(control) = &mut self.control {
+            send_from_agent(control, id, &frame);
+        }
+        kept.untaken.push_back(frame);
+    }
+
+    fn ended(&mut self, pid: i32, status: i32) {
+        let id = match self.kept.iter().find(|(_, kept)| kept.pid == pid) {
+            Some((id, _)) => *id,
+            None => return,
+        };
+        // Whatever it said before it ended.
+        for _ in 0..64 {
+            if !matches!(self.kept.get(&id), Some(kept) if kept.channel.is_some()) {
+                break;
+            }
+            self.read_agent(id, POLLIN);
+        }
+        let kept = match self.kept.get_mut(&id) {
+            Some(kept) => kept,
+            None => return,
+        };
+        if kept.forgotten {
+            self.kept.remove(&id);
+            return;
+        }
+        // Its control groups stay until Node has looked at them: they know whether memory ran out.
+        kept.channel = None;
+        kept.pid = 0;
+        kept.status = status;
+        if kept.failure.is_empty() {
+            kept.state = State::Ended;
+            self.tell(wire::ENDED, id, &status.to_le_bytes());
+        } else {
+            kept.state = State::Failed;
+            let payload = kept.failure.clone();
+            self.tell(wire::FAILED, id, &payload);
+        }
+    }
+}
+
+fn send_from_agent(control: &mut Channel, id: u32, frame: &Frame) {
+    let mut payload = vec![frame.kind];
+    payload.extend_from_slice(&frame.id.to_le_bytes());
+    payload.extend_from_slice(&frame.payload);
+    control.send(wire::FROM_AGENT, id, &payload);
+}
+
+/// A command's group, made by the host: nothing inside can.
+fn group_entry(folder: &[u8]) -> sys::Result<Fd> {
+    match sys::make_dir(folder, 0o755) {
+        Ok(()) | Err(sys::EEXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    sys::open_at(&[folder, b"/cgroup.procs"].concat(), sys::O_WRONLY, 0)
+}
