@@ -189,6 +189,12 @@ export const controlErrors = {
     exit: 1,
     http: 499,
   },
+  UBLKD_INTERNAL: {
+    message: 'the block service failed: {reason}',
+    hint: 'its log says more; that of one that dsec disk attach has started is beside its socket, ublkd.log',
+    exit: 1,
+    http: 500,
+  },
   UBLKD_NONE: {
     message: '{name} is not attached: no block service runs',
     hint: 'what a service that ended has left is taken over by the next: dsec serve ublkd, or dsec disk attach',
@@ -201,6 +207,19 @@ export const controlErrors = {
     retryable: true,
     exit: 6,
     http: 503,
+  },
+  UBLKD_NO_SPACE: {
+    message: 'the block service has no room: {reason}',
+    hint: 'make room in {disksFolder}, or where the file was to be written, and ask again; the disk is as it was',
+    retryable: true,
+    exit: 1,
+    http: 507,
+  },
+  UBLKD_OTHER_DISKS: {
+    message: 'the block service at {socket} has the disks in {theirs}, not those in {ours}',
+    hint: 'use the $DSEC_STATE that it was started with, or another $DSEC_RUN, where there is a service for these',
+    exit: 1,
+    http: 409,
   },
   UBLKD_PEER: {
     message: 'user {uid} may not call the block service',

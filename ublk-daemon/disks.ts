@@ -2,13 +2,12 @@
  * The disks of this node by name: a folder each (disk-folder.ts) in the state folder. What one makes of another's snapshot shares its
  * layers, so a disk whose layers others use is not removed. Whoever makes or removes one holds the lock of the folder.
  */
-import { spawn } from 'node:child_process';
 import { existsSync } from 'node:fs';
-import { link, mkdir, mkdtemp, open, readdir, rm, stat } from 'node:fs/promises';
+import { mkdir, mkdtemp, open, readdir, rm, stat } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
-import { failPoint, systemCode } from '#base';
-import { dataRuns, withLock } from '#linux';
+import { failPoint, messageOf, systemCode } from '#base';
+import { dataRuns, type FileLock, withLock } from '#linux';
 import { type DiskConfig, type LowerConfig, lowerPlaces, readDiskConfig } from './config/config-v1.ts';
 import {
   createDisk,
@@ -27,14 +26,13 @@ import {
   type UpperMode,
 } from './disk-folder.ts';
 import { fail } from './errors.ts';
-import { writeAll } from './layer/byte-sink.ts';
 import { syncFolder } from './layer/commit.ts';
 import { mergeLayers } from './layer/merge-layers.ts';
 import { openStack } from './layer/stack.ts';
 import { type LayerPlace, type StoreLayer, storeLayerOf } from './layer/store-layer.ts';
 import { SECTOR } from './lsmt/header.ts';
-import type { StackedDisk } from './stacked-disk.ts';
-import { readHeader } from './writable/log-upper.ts';
+import { runTool } from './run-tool.ts';
+import { lockLayer, readHeader } from './writable/upper-files.ts';
 
 const CONFIG = 'config.v1.json';
 const LOCK = '.lock';
@@ -52,6 +50,8 @@ export interface DiskSummary {
   readonly snapshots: readonly NamedSnapshot[];
   /** The image that it was made of. */
   readonly image?: ImageFacts;
+  /** Why it cannot be read: then there are only zeros above. */
+  readonly problem?: string;
 }
 
 export interface NamedDiskOptions extends OpenDiskOptions {
@@ -162,26 +162,37 @@ export async function restoreDisk(
     const stack = await openStack(lowers, undefined, openStoreLayer);
     await stack.close();
     await createDisk(folder, { sizeBytes: stack.virtualSize, lowers, openStoreLayer });
+    await syncFolder(root);
   });
 }
 
 export async function listDisks(root = disksFolder()): Promise<DiskSummary[]> {
   const disks: DiskSummary[] = [];
   for (const name of await diskNames(root)) {
-    const folder = join(root, name);
-    const config = await readConfig(folder);
-    const top = config.upper?.data ?? config.lowers.at(-1)?.file;
-    const { snapshots, image } = diskFacts(config);
-    disks.push({
-      name,
-      sizeBytes: top === undefined ? 0 : await virtualSizeOf(resolve(folder, top)),
-      layers: config.lowers.length + (config.upper === undefined ? 0 : 1),
-      diskBytes: await folderBytes(folder),
-      snapshots,
-      ...(image === undefined ? {} : { image }),
-    });
+    try {
+      disks.push(await summaryOf(name, join(root, name)));
+    } catch (error) {
+      // Removed meanwhile.
+      if (!existsSync(join(root, name, CONFIG))) continue;
+      // One that is damaged hides no other.
+      disks.push({ name, sizeBytes: 0, layers: 0, diskBytes: 0, snapshots: [], problem: messageOf(error) });
+    }
   }
   return disks;
+}
+
+async function summaryOf(name: string, folder: string): Promise<DiskSummary> {
+  const config = await readConfig(folder);
+  const top = config.upper?.data ?? config.lowers.at(-1)?.file;
+  const { snapshots, image } = diskFacts(config);
+  return {
+    name,
+    sizeBytes: top === undefined ? 0 : await virtualSizeOf(resolve(folder, top)),
+    layers: config.lowers.length + (config.upper === undefined ? 0 : 1),
+    diskBytes: await folderBytes(folder),
+    snapshots,
+    ...(image === undefined ? {} : { image }),
+  };
 }
 
 /** @throws DISK_IN_USE, DISK_BUSY */
@@ -190,20 +201,33 @@ export async function removeDisk(name: string, root = disksFolder()): Promise<vo
   await withLock(join(root, LOCK), async () => {
     await readConfig(folder);
     await refuseShared(root, name, (file) => file.startsWith(`${folder}/`));
-    // Nobody writes to it while it goes; one that does not even open goes too.
-    const opened = await openDisk(folder).catch((error) => {
-      if (error.code === 'DISK_BUSY') throw error;
-      return undefined;
-    });
+    // Nobody opens it while it goes: its layers need not be readable for that.
+    const lock = await lockUpper(folder);
     try {
       // The configuration last would leave a disk without layers: it goes first.
       await rm(join(folder, CONFIG));
       await syncFolder(folder);
+      await rm(folder, { recursive: true, force: true });
     } finally {
-      await opened?.disk.close().catch(() => {});
+      lock?.release();
     }
-    await rm(folder, { recursive: true, force: true });
   });
+}
+
+/** Undefined where there is nothing to lock. @throws DISK_BUSY */
+async function lockUpper(folder: string): Promise<FileLock | undefined> {
+  const pathNow = async () => {
+    const { upper } = await readConfig(folder);
+    return upper === undefined ? undefined : resolve(folder, upper.data);
+  };
+  for (;;) {
+    const path = await pathNow();
+    const isFile = path !== undefined && (await stat(path).catch(() => undefined))?.isFile() === true;
+    const lock = isFile ? lockLayer(path) : undefined;
+    // A snapshot that was made meanwhile has put another layer on top.
+    if ((await pathNow()) === path) return lock;
+    lock?.release();
+  }
 }
 
 /** Whether another disk lies on such a file of this one. @throws DISK_IN_USE */
@@ -217,6 +241,13 @@ async function refuseShared(root: string, name: string, isWanted: (file: string)
   if (others.length > 0) throw fail('DISK_IN_USE', { name, others: others.join(', ') });
 }
 
+export interface MergeDiskOptions extends NamedDiskOptions {
+  readonly dropSnapshots?: boolean;
+  readonly whole?: boolean;
+  /** Ends it; the disk stays as it is. */
+  readonly signal?: AbortSignal;
+}
+
 export interface MergedDisk {
   readonly layersBefore: number;
   readonly layersAfter: number;
@@ -227,11 +258,8 @@ export interface MergedDisk {
  * of its own. What it was made of stays shared, but with `whole`, which makes it depend on nothing else.
  * @throws DISK_IN_USE where another disk lies on one of the layers, DISK_BUSY
  */
-export async function mergeDisk(
-  name: string,
-  options: NamedDiskOptions & { readonly dropSnapshots?: boolean; readonly whole?: boolean } = {},
-): Promise<MergedDisk> {
-  const { root = disksFolder(), openStoreLayer, dropSnapshots = false, whole = false } = options;
+export async function mergeDisk(name: string, options: MergeDiskOptions = {}): Promise<MergedDisk> {
+  const { root = disksFolder(), openStoreLayer, dropSnapshots = false, whole = false, signal } = options;
   const folder = diskFolder(name, root);
   // Open, nobody else changes its layers.
   const opened = await openDisk(folder, { openStoreLayer });
@@ -255,7 +283,7 @@ export async function mergeDisk(
     for (const { start, end } of runs) {
       if (end - start > 1 || (whole && !isOwn(places[start]!, folder))) {
         const file = await nextLayerFile(folder);
-        await mergeLayers(places.slice(start, end), file, { openStoreLayer });
+        await mergeLayers(places.slice(start, end), file, { openStoreLayer, signal });
         lowers.push({ file });
       } else lowers.push(...config.lowers.slice(start, end));
       placeAfter.set(end, lowers.length);
@@ -274,9 +302,11 @@ export async function mergeDisk(
     });
     return { layersBefore: config.lowers.length, layersAfter: lowers.length };
   } finally {
+    // What is not named any more, or was not to be named after all. While the disk is ours: the next one makes new files before it names them.
+    await readConfig(folder)
+      .then((config) => removeStrays(folder, config))
+      .catch(() => {});
     await opened.disk.close();
-    // What is not named any more, or was not to be named after all.
-    await removeStrays(folder, await readConfig(folder)).catch(() => {});
   }
 }
 
@@ -308,41 +338,6 @@ export async function openNamedDisk(
   { root = disksFolder(), ...options }: NamedDiskOptions = {},
 ): Promise<OpenDisk> {
   return openDisk(diskFolder(name, root), options);
-}
-
-/** A sparse raw file of what the disk holds. It appears when it is whole. */
-export async function exportRaw(disk: StackedDisk, path: string, signal?: AbortSignal): Promise<void> {
-  const file = await open(path, 'wx', 0o600);
-  try {
-    await file.truncate(disk.sizeBytes);
-    for (const [start, end] of disk.dataRuns(0, disk.sizeBytes / SECTOR)) {
-      for (let at = start * SECTOR; at < end * SECTOR; at += COPY_BYTES) {
-        signal?.throwIfAborted();
-        const bytes = await disk.read(at, Math.min(COPY_BYTES, end * SECTOR - at));
-        await writeAll(file, bytes, at);
-      }
-    }
-    await file.sync();
-    await file.close();
-  } catch (error) {
-    await file.close().catch(() => {});
-    await rm(path, { force: true });
-    throw error;
-  }
-}
-
-export async function exportQcow2(disk: StackedDisk, path: string, signal?: AbortSignal): Promise<void> {
-  const raw = `${path}.raw-${process.pid}`;
-  const part = `${path}.part-${process.pid}`;
-  try {
-    await exportRaw(disk, raw, signal);
-    await runTool('qemu-img', 'qemu-utils', ['convert', '-f', 'raw', '-O', 'qcow2', raw, part]);
-    // Unlike a rename it does not replace a file.
-    await link(part, path);
-  } finally {
-    await rm(raw, { force: true });
-    await rm(part, { force: true });
-  }
 }
 
 async function rawOf(
@@ -427,22 +422,4 @@ async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;
   for (const name of await readdir(folder)) bytes += (await stat(join(folder, name))).blocks * 512;
   return bytes;
-}
-
-function runTool(tool: string, aptPackage: string, args: string[]): Promise<void> {
-  const path = `${process.env.PATH ?? ''}:/usr/sbin:/sbin`;
-  return new Promise((done, refuse) => {
-    const child = spawn(tool, args, { stdio: ['ignore', 'ignore', 'pipe'], env: { ...process.env, PATH: path } });
-    let errors = '';
-    child.stderr.on('data', (chunk: Buffer) => {
-      errors = (errors + chunk).slice(-2000);
-    });
-    child.once('error', (error) =>
-      refuse(systemCode(error) === 'ENOENT' ? fail('DISK_TOOL_MISSING', { tool, package: aptPackage }, error) : error),
-    );
-    child.once('close', (status) => {
-      if (status === 0) done();
-      else refuse(fail('DISK_IMPORT_FAILED', { tool, problem: errors.trim() || `exit status ${status}` }));
-    });
-  });
 }

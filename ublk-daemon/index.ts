@@ -9,6 +9,7 @@ export {
 export type { PackWish } from './daemon/attached-disk.ts';
 export { OPERATIONS, type OperationCount, type OperationCounts } from './daemon/counted-target.ts';
 export { type AttachWish, type DaemonLog, DiskDaemon, type DiskView } from './daemon/disk-daemon.ts';
+export { DiskTable } from './daemon/disk-table.ts';
 export { WAY_NAMES, type WayName } from './daemon/way-out.ts';
 export {
   type CreateDiskOptions,
@@ -30,8 +31,6 @@ export {
   type DiskSummary,
   diskFolder,
   disksFolder,
-  exportQcow2,
-  exportRaw,
   layersInStores,
   listDisks,
   type MergedDisk,
@@ -42,6 +41,7 @@ export {
   restoreDisk,
 } from './disks.ts';
 export { ublkDaemonErrors } from './errors.ts';
+export { exportQcow2, exportRaw } from './export-disk.ts';
 export { type CommitOptions, type CommittedLayer, commitLayer } from './layer/commit.ts';
 export {
   dumpLayer,

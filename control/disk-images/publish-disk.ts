@@ -2,7 +2,7 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { isDigest, type Progress } from '#base';
-import type { BlobStore } from '#imagesvc';
+import { type BlobStore, parseImageName } from '#imagesvc';
 import {
   diskFacts,
   diskFolder,
@@ -26,7 +26,7 @@ export interface PublishOptions {
 
 /**
  * The first sealed layers of a disk, which may be in use.
- * @param seal says how many, and may make them: not called where the store takes nothing
+ * @param seal says how many, and may make them: not called where the store takes nothing, or not this name
  */
 export async function publishPoint(
   store: BlobStore,
@@ -34,6 +34,7 @@ export async function publishPoint(
   seal: () => Promise<number>,
   options: PublishOptions,
 ): Promise<PublishedDisk> {
+  parseImageName(options.name);
   const staging = await store.stage();
   try {
     const { places, ...below } = await layersBelow(disk, await seal());
@@ -55,6 +56,7 @@ export async function publishPacked(
   pack: (path: string) => Promise<unknown>,
   options: PublishOptions,
 ): Promise<PublishedDisk> {
+  parseImageName(options.name);
   const staging = await store.stage();
   try {
     const { places, base, ownLayers } = await layersBelow(disk, layers);

@@ -5,7 +5,6 @@
  * Output goes out as frames with offsets (output-frames.ts), so that whoever lost the connection goes on where it was. Input is the body
  * of a request, taken as it comes.
  */
-import type { IncomingMessage } from 'node:http';
 import { Readable } from 'node:stream';
 import { type Static, type TSchema, Type } from '@sinclair/typebox';
 import { type FastifyReply, type FastifyRequest, fastify } from 'fastify';
@@ -167,8 +166,8 @@ export function sandboxApp(node: SandboxNode) {
     return commandView(started);
   });
   route('GET', command, {}, ({ command }) => commandView(command()));
-  route('GET', `${command}/output`, { querystring: OutputQuery }, ({ command, query, request, reply }) => {
-    const stop = stopWith(request);
+  route('GET', `${command}/output`, { querystring: OutputQuery }, ({ command, query, reply }) => {
+    const stop = stopWith(reply);
     reply.header('content-type', 'application/octet-stream');
     return reply.send(Readable.from(outputFrames(command(), { ...query, signal: stop }), { objectMode: false }));
   });
@@ -317,10 +316,10 @@ async function* whole(pieces: AsyncIterable<{ offset: number; bytes: Buffer; siz
   }
 }
 
-function stopWith(request: FastifyRequest): AbortSignal {
+function stopWith(reply: FastifyReply): AbortSignal {
   const stop = new AbortController();
-  const raw: IncomingMessage = request.raw;
-  raw.socket.once('close', () => stop.abort(new Error('the reader has gone')));
+  // Of the answer: its connection may serve many more.
+  reply.raw.once('close', () => stop.abort(new Error('the reader has gone')));
   return stop.signal;
 }
 

@@ -104,6 +104,22 @@ describe('what is refused', () => {
     await expect(dsec('pack-diff', 'busy', '--since', 'never', '-o', at('x'))).rejects.toMatchObject({
       code: 'CLI_DISK_SNAPSHOT',
     });
+    // Told before anything is sealed or packed.
+    for (const command of [
+      ['snapshot', 'busy', 'p'],
+      ['pack-diff', 'busy'],
+    ]) {
+      await expect(dsec(...command, '--name', '../x')).rejects.toMatchObject({ code: 'STORE_NAME' });
+    }
+    expect((await json('ls'))[0]).toMatchObject({ layers: 1, snapshots: [] });
+    // A disk that is damaged is listed with what is wrong, and keeps no other from being made.
+    await dsec('create', 'broken', '--size', '1M');
+    writeFileSync(at('state/disks/broken/config.v1.json'), '{');
+    expect(await json('create', 'whole', '--size', '1M')).toMatchObject({ name: 'whole' });
+    expect((await json('ls'))[0]).toMatchObject({ name: 'broken', problem: expect.stringContaining('config.v1.json') });
+    expect((await dsec('ls')).stderr).toContain('broken');
+    rmSync(at('state/disks/broken'), { recursive: true });
+    await dsec('rm', 'whole');
     writeFileSync(at('there'), '');
     await expect(dsec('export', 'raw', 'busy', at('there'))).rejects.toMatchObject({ code: 'CLI_OUTPUT_EXISTS' });
     await dsec('rm', 'busy');

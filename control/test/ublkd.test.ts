@@ -30,6 +30,15 @@ const hasTools = ['qemu-io', 'qemu-img'].every((tool) => spawnSync(tool, ['--ver
 if (!hasTools) console.log('skipped: ublkd: qemu-io missing (apt-get install qemu-utils)');
 const WAIT_MS = 60_000;
 
+/** A load ends by itself when its service is killed. */
+function killGroup({ pid }: ChildProcess): void {
+  try {
+    process.kill(-pid!, 'SIGKILL');
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error;
+  }
+}
+
 interface Ended {
   readonly status: number | null;
   readonly stdout: string;
@@ -49,7 +58,7 @@ describe.skipIf(!hasTools)('the block service', { timeout: 240_000 }, () => {
     for (const child of children) {
       const ended = once(child, 'close');
       // A load has a process group.
-      if (child.spawnfile === 'sh') process.kill(-child.pid!, 'SIGKILL');
+      if (child.spawnfile === 'sh') killGroup(child);
       else child.kill('SIGKILL');
       await ended;
     }
@@ -153,7 +162,7 @@ describe.skipIf(!hasTools)('the block service', { timeout: 240_000 }, () => {
     const bench = `qemu-img bench -f raw -w -c 512 -s 4096 -o ${offset} -S 65536 -t none "$0" >&2`;
     const { child, ended } = start('sh', ['-c', `while ${bench}; do :; done`, at], {}, true);
     return async () => {
-      process.kill(-child.pid!, 'SIGKILL');
+      killGroup(child);
       await ended;
     };
   }
@@ -270,6 +279,9 @@ describe.skipIf(!hasTools)('the block service', { timeout: 240_000 }, () => {
     // In good order: the disks stay attached for the next one, and the command line without a service is told so.
     expect((await end(service)).status).toBe(0);
     await refused('UBLKD_NONE', 4, 'disk', 'detach', 'work');
+    // Attached all the same: nothing that its users would lose.
+    expect(await refused('UBLKD_REMOVE_ATTACHED', 1, 'disk', 'rm', 'work')).toContain(at);
+    await refused('UBLKD_SHRINK', 1, 'disk', 'resize', 'work', '--size', '8M', '--shrink');
     service = await serve('--detach');
     await qemuIo(at, 'read -P 2 2M 1M');
     expect((await end(service)).status).toBe(0);
@@ -322,6 +334,12 @@ describe.skipIf(!hasTools)('the block service', { timeout: 240_000 }, () => {
     // Another state folder, the same run folder.
     const other = start(process.execPath, [PROGRAM, 'serve', 'ublkd'], { DSEC_STATE: join(root, 'state2') });
     expect((await other.ended).stderr).toContain(join(root, 'run/ublkd/lock'));
+    // A disk of that name is another one there: neither is taken for the other.
+    for (const command of ['attach', 'detach']) {
+      const args = [PROGRAM, 'disk', command, 'work', '--json'];
+      const { stderr } = await start(process.execPath, args, { DSEC_STATE: join(root, 'state2') }).ended;
+      expect(JSON.parse(stderr).error.code).toBe('UBLKD_OTHER_DISKS');
+    }
     await end(service);
     rmSync(join(root, 'state2'), { recursive: true });
     const table = join(root, 'state/ublkd/table.json');
@@ -388,7 +406,8 @@ describe.skipIf(!hasTools)('the block service', { timeout: 240_000 }, () => {
     // A crash right between the two files of the table changes nothing.
     await end(service);
     service = start(process.execPath, [PROGRAM, 'serve', 'ublkd'], { DSEC_FAILPOINT: 'ublkd-table-written' }) as never;
-    await until('the service', () => existsSync(join(root, 'run/ublkd.sock')));
+    // Its socket is there a moment before it can be connected to.
+    await until('the service', () => service.said().includes('block service at'));
     await expect(ask('/v1/disks', 'POST', { disk: 'a', way: 'nbd' })).rejects.toThrow();
     await service.ended;
     expect(existsSync(socket)).toBe(true);
@@ -519,6 +538,33 @@ describe.skipIf(!hasTools)('the block service', { timeout: 240_000 }, () => {
       }
     },
   );
+
+  test.skipIf(process.getuid?.() !== 0)('work on a disk that finds no room is refused with what to do', async () => {
+    const state = join(root, 'state');
+    mkdirSync(state, { recursive: true });
+    expect(spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'dsec-test', state]).status).toBe(0);
+    try {
+      await dsec('disk', 'create', 'a', '--size', '8M');
+      const service = await serve();
+      const { at } = await json('disk', 'attach', 'a', '--way', 'nbd');
+      await qemuIo(at, 'write -P 1 0 1M', 'flush');
+      spawnSync('dd', ['if=/dev/zero', `of=${state}/full`, 'bs=4k'], { stdio: 'ignore' });
+      for (const args of [
+        ['snapshot', 'a', 'one'],
+        ['resize', 'a', '--size', '16M'],
+        ['compact', 'a'],
+      ]) {
+        expect(await refused('UBLKD_NO_SPACE', 1, 'disk', ...args)).toContain('ENOSPC');
+      }
+      rmSync(join(state, 'full'));
+      await dsec('disk', 'snapshot', 'a', 'one');
+      await qemuIo(at, 'read -P 1 0 1M');
+      await dsec('disk', 'detach', 'a');
+      await end(service);
+    } finally {
+      spawnSync('umount', [state]);
+    }
+  });
 
   function writeRaw(name: string): string {
     writeFileSync(join(root, name), '');

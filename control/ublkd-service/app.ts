@@ -7,6 +7,7 @@ import swagger from '@fastify/swagger';
 import { type TSchema, Type } from '@sinclair/typebox';
 import { type FastifyBaseLogger, fastify, LogController } from 'fastify';
 import { type Logger, pino } from 'pino';
+import { type DsecError, messageOf, systemCode } from '#base';
 import { docsPage, dsecErrorOf, errorAnswer, type HttpApp, Metrics } from '#imagesvc';
 import { peerOf } from '#linux';
 import type { DiskDaemon } from '#ublk-daemon';
@@ -63,7 +64,7 @@ export async function createApp(daemon: DiskDaemon, options: AppOptions): Promis
     request.log.info({ method, route, status, disk, ms: Math.round(elapsedTime * 10) / 10 }, 'request');
   });
   app.setErrorHandler((thrown, request, reply) => {
-    const error = dsecErrorOf(thrown, { bodyLimitBytes: BODY_LIMIT });
+    const error = errorOf(thrown, daemon.disksRoot);
     if (error.http >= 500) request.log.error({ err: thrown }, error.code);
     return reply
       .code(error.http)
@@ -92,6 +93,15 @@ export async function createApp(daemon: DiskDaemon, options: AppOptions): Promis
   operationRoutes(app, daemon, metrics);
   await app.ready();
   return app;
+}
+
+/** What a system call of the work failed with is for whoever asked: no room, mostly. */
+function errorOf(thrown: unknown, disksFolder: string): DsecError {
+  const error = dsecErrorOf(thrown, { bodyLimitBytes: BODY_LIMIT });
+  if (error.code !== 'SERVER_INTERNAL') return error;
+  const reason = messageOf(thrown);
+  const noSpace = ['ENOSPC', 'EDQUOT'].includes(systemCode(thrown) ?? '');
+  return noSpace ? fail('UBLKD_NO_SPACE', { reason, disksFolder }, thrown) : fail('UBLKD_INTERNAL', { reason }, thrown);
 }
 
 function httpBody(description: string, contentType: string, schema: TSchema = Type.String()) {

@@ -4,7 +4,7 @@
  * Its errors arrive as what they were there, code and exit status included.
  */
 import { spawn } from 'node:child_process';
-import { closeSync, mkdirSync, openSync, readFileSync, rmSync } from 'node:fs';
+import { closeSync, mkdirSync, openSync, readFileSync, realpathSync, rmSync } from 'node:fs';
 import { type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
 import { dirname, join, resolve } from 'node:path';
@@ -12,7 +12,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { DsecError, type ErrorRow, isDsecError, messageOf } from '#base';
 import { imagesvcErrors } from '#imagesvc';
 import { linuxErrors, lock, withLock } from '#linux';
-import { type Compacted, type DiskView, ublkDaemonErrors } from '#ublk-daemon';
+import { type Compacted, type DiskView, disksFolder, ublkDaemonErrors } from '#ublk-daemon';
 import { projectRoot } from '../cli/version.ts';
 import { controlErrors, fail } from '../errors.ts';
 import { type ServiceFolders, serviceFolders } from './folders.ts';
@@ -143,7 +143,7 @@ export async function serviceOf(
   const client = await findService(signal);
   const listed = await client?.list();
   // One of another state folder has other disks by the same names.
-  if (client === undefined || listed?.disksFolder !== disksFolder) return undefined;
+  if (client === undefined || listed === undefined || !isSameFolder(listed.disksFolder, disksFolder)) return undefined;
   const disk = listed.disks.find((one) => one.kind === 'disk' && one.name === name);
   return disk === undefined ? undefined : { client, disk };
 }
@@ -152,12 +152,30 @@ export async function serviceOf(
 export async function attachDisk(wish: AttachRequest, signal?: AbortSignal): Promise<DiskView> {
   for (let tries = 1; ; tries++) {
     try {
-      return await (await ensureService(signal)).attach(wish);
+      const service = await ensureService(signal);
+      if (wish.disk !== undefined) await refuseOtherDisks(service);
+      return await service.attach(wish);
     } catch (error) {
       const isEnding = isDsecError(error) && ['UBLKD_ENDING', 'UBLKD_UNREACHABLE'].includes(error.code);
       if (!isEnding || tries === 3) throw error;
       await delay(100, undefined, { signal });
     }
+  }
+}
+
+/** Names of disks mean those of its folder. @throws UBLKD_OTHER_DISKS */
+export async function refuseOtherDisks(service: DiskServiceClient): Promise<void> {
+  const ours = disksFolder();
+  const { disksFolder: theirs } = await service.list();
+  if (!isSameFolder(theirs, ours)) throw fail('UBLKD_OTHER_DISKS', { socket: service.socket, theirs, ours });
+}
+
+export function isSameFolder(one: string, other: string): boolean {
+  if (one === other) return true;
+  try {
+    return realpathSync(one) === realpathSync(other);
+  } catch {
+    return false;
   }
 }
 
@@ -187,7 +205,12 @@ async function ensureService(signal?: AbortSignal): Promise<DiskServiceClient> {
 
 async function start({ socket, stateDir }: ServiceFolders, signal?: AbortSignal): Promise<void> {
   // One that is ending has its disks until it is gone.
-  (await lock(join(stateDir, 'lock'), { timeoutMs: ENDING_MS, signal })).release();
+  const held = await lock(join(stateDir, 'lock'), { timeoutMs: ENDING_MS, signal }).catch((error: unknown) => {
+    if (!isDsecError(error, 'LINUX_LOCK_TIMEOUT')) throw error;
+    const problem = `another one has ${stateDir}, and is not at ${socket}: use its $DSEC_RUN, or end it`;
+    throw fail('UBLKD_START', { problem }, error);
+  });
+  held.release();
   const logPath = `${socket.replace(/\.sock$/, '')}.log`;
   const log = openSync(logPath, 'w', 0o600);
   const env: NodeJS.ProcessEnv = { ...process.env };

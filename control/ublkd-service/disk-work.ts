@@ -2,10 +2,19 @@
  * Work on a disk of this machine, by whoever has it: this process where nobody does, else the block service that has it attached. Opening is
  * tried first, so that there is no moment between asking and doing.
  */
-import { isDsecError } from '#base';
-import { disksFolder, type OpenDisk, type OpenDiskOptions, openNamedDisk, removeDisk } from '#ublk-daemon';
+import { DsecError, isDsecError } from '#base';
+import {
+  DiskTable,
+  disksFolder,
+  type OpenDisk,
+  type OpenDiskOptions,
+  openNamedDisk,
+  removeDisk,
+  ublkDaemonErrors,
+} from '#ublk-daemon';
 import { fail } from '../errors.ts';
 import { type DiskServiceClient, serviceOf } from './client.ts';
+import { serviceFolders } from './folders.ts';
 
 export interface DiskWork<T> {
   here(opened: OpenDisk): Promise<T>;
@@ -35,6 +44,8 @@ export async function onDisk<T>(
 
 /** An attached one is named as such, and stays. @throws UBLKD_REMOVE_ATTACHED */
 export async function removeUnattached(name: string): Promise<void> {
+  const at = await attachedAt(name);
+  if (at !== undefined) throw fail('UBLKD_REMOVE_ATTACHED', { name, at });
   try {
     await removeDisk(name);
   } catch (error) {
@@ -43,4 +54,17 @@ export async function removeUnattached(name: string): Promise<void> {
     if (found === undefined) throw error;
     throw fail('UBLKD_REMOVE_ATTACHED', { name, at: found.disk.at }, error);
   }
+}
+
+/** What lies beyond a smaller size is gone: not while a device of it waits for a service. @throws UBLKD_SHRINK */
+export async function refuseShrinkAttached(name: string): Promise<void> {
+  if ((await attachedAt(name)) !== undefined) {
+    throw new DsecError('UBLKD_SHRINK', ublkDaemonErrors.UBLKD_SHRINK, { name });
+  }
+}
+
+/** By the table: also while no service runs, when users of a device wait for the next one. */
+async function attachedAt(name: string): Promise<string | undefined> {
+  const rows = await new DiskTable(serviceFolders().stateDir).read();
+  return rows.find((row) => row.kind === 'disk' && row.name === name)?.at;
 }

@@ -4,7 +4,7 @@
  */
 import type { Stats } from 'node:fs';
 import * as fs from 'node:fs/promises';
-import { basename, join } from 'node:path';
+import { basename, dirname, join, resolve } from 'node:path';
 import { isDsecError, messageOf, systemCode } from '#base';
 import { PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
 import { fail } from '../errors.ts';
@@ -36,6 +36,8 @@ const PART_BYTES = 256 << 10;
 const READ_LIMIT_BYTES = 64 << 20;
 const NO_ID = 0xffffffff;
 const AT_ONCE = 16;
+/** Of one folder. One that is filled while it is listed has no end. */
+const MAX_ENTRIES = 1 << 20;
 
 /** Of a file with several names: the first, and when it is there. */
 interface Copied<P> {
@@ -66,6 +68,8 @@ export class AgentFiles implements SandboxFiles {
       for (const entry of reader.list(() => ({ name: Buffer.from(reader.bytes()), ...statusOf(reader) })))
         entries.push(entry);
       if (cookie === 0n) return entries;
+      if (entries.length > MAX_ENTRIES)
+        throw fileError(path, 'EFBIG', `the folder has more than ${MAX_ENTRIES} entries`);
     }
   }
 
@@ -90,13 +94,17 @@ export class AgentFiles implements SandboxFiles {
       const status = statusOf(reader);
       first ??= status;
       if (status.inode !== first.inode) throw fileError(path, 'ESTALE', 'it was replaced while it was read');
-      const from = Number(reader.u64());
-      const bytes = reader.rest();
-      yield { offset: from, bytes, size: status.size };
+      const from = Math.min(Number(reader.u64()), end(first));
+      const bytes = reader.rest().subarray(0, Math.max(0, end(first) - from));
+      yield { offset: from, bytes, size: Math.min(status.size, end(first)) };
       if (bytes.length === 0) return;
       at = from + bytes.length;
-      // Files of /proc say that they are empty.
       if (at >= status.size && status.size > 0) return;
+      // One that grows while it is read would have no end, and fill whatever it is copied to.
+      if (at >= end(first)) {
+        if (first.size > 0) return;
+        throw fileError(path, 'EFBIG', `it said that it is empty, and has more than ${READ_LIMIT_BYTES} bytes`);
+      }
     }
   }
 
@@ -154,6 +162,7 @@ export class AgentFiles implements SandboxFiles {
   }
 
   async rename(from: SandboxPath, to: SandboxPath): Promise<void> {
+    refuseNul(to);
     await this.request(OPERATION.rename, from, (out) => out.bytes(pathOf(to)).u32(0));
   }
 
@@ -162,6 +171,7 @@ export class AgentFiles implements SandboxFiles {
   }
 
   async symlink(target: SandboxPath, path: SandboxPath): Promise<void> {
+    refuseNul(target);
     await this.request(OPERATION.symlink, path, (out) => out.bytes(pathOf(target)));
   }
 
@@ -171,7 +181,9 @@ export class AgentFiles implements SandboxFiles {
 
   async download(from: SandboxPath, to: string): Promise<void> {
     const status = await this.stat(from, { follow: false });
-    await this.downloadOne(from, status.kind === 'symlink' ? await this.stat(from) : status, to, new Map());
+    // Without a slash at its end, which would lead through a link.
+    const target = resolve(to);
+    await this.downloadOne(from, status.kind === 'symlink' ? await this.stat(from) : status, target, new Map());
   }
 
   /** `known`: each file that has several names, at the first of them. */
@@ -240,26 +252,30 @@ export class AgentFiles implements SandboxFiles {
     from: SandboxPath,
     status: FileStatus,
     to: string,
-    known: Map<bigint, Copied<string>>,
+    known: Map<string, Copied<string>>,
   ): Promise<void> {
     if (status.kind === 'symlink') {
       await fs.rm(to, { force: true });
       return fs.symlink(await this.readlink(from), to);
     }
     if (status.kind === 'directory') {
-      await fs.mkdir(to, { recursive: true });
-      await together(await this.list(from), async ({ name, ...entry }) => {
-        await this.downloadOne(below(from, name), entry, join(to, hostName(from, name)), known);
+      await ownFolder(to);
+      // A name that was taken anew while it was listed comes twice: what was a link may be a folder then.
+      const entries = new Map((await this.list(from)).map((entry) => [hostName(from, entry.name), entry]));
+      await together([...entries], async ([name, { name: exact, ...entry }]) => {
+        await this.downloadOne(below(from, exact), entry, join(to, name), known);
       });
     } else if (status.kind === 'file') {
-      const before = status.links > 1 ? known.get(status.inode) : undefined;
+      // Inode numbers are those of one file system each, and a tree may span several.
+      const key = `${status.inode} ${status.size} ${status.modifiedMs} ${status.links}`;
+      const before = status.links > 1 ? known.get(key) : undefined;
       if (before !== undefined) {
         await before.done;
         await fs.rm(to, { force: true });
         return fs.link(before.path, to);
       }
       const done = this.gate.run(() => this.downloadFile(from, to));
-      if (status.links > 1) known.set(status.inode, { path: to, done });
+      if (status.links > 1) known.set(key, { path: to, done });
       await done;
     } else {
       throw fileError(from, 'EINVAL', 'it is neither a file nor a folder nor a link');
@@ -271,7 +287,7 @@ export class AgentFiles implements SandboxFiles {
 
   private async downloadFile(from: SandboxPath, to: string): Promise<void> {
     // A new one: a link that lies there is not written through.
-    const fresh = `${to}.dsec-${process.pid}-${Math.random().toString(36).slice(2)}`;
+    const fresh = join(dirname(to), `.dsec-${process.pid}-${Math.random().toString(36).slice(2)}`);
     const file = await fs.open(fresh, 'wx', 0o600);
     try {
       let size = 0;
@@ -327,8 +343,7 @@ export class AgentFiles implements SandboxFiles {
 
   private async request(operation: number, path: SandboxPath, more: (out: PayloadWriter) => unknown): Promise<Buffer> {
     const bytes = pathOf(path);
-    if (bytes.length === 0 || bytes.includes(0))
-      throw fileError(path, 'EINVAL', 'a path has at least one byte, and none that is NUL');
+    refuseNul(path);
     const out = new PayloadWriter().u8(operation).bytes(bytes);
     more(out);
     try {
@@ -340,12 +355,33 @@ export class AgentFiles implements SandboxFiles {
   }
 }
 
+/** The agent takes one that the kernel could not have for a broken frame, and ends. */
+function refuseNul(path: SandboxPath): void {
+  const bytes = pathOf(path);
+  if (bytes.length === 0 || bytes.includes(0))
+    throw fileError(path, 'EINVAL', 'a path has at least one byte, and none that is NUL');
+}
+
 function pathOf(path: SandboxPath): Buffer {
   return typeof path === 'string' ? Buffer.from(path) : path;
 }
 
 function below(path: SandboxPath, name: Buffer): Buffer {
   return Buffer.concat([pathOf(path), Buffer.from('/'), name]);
+}
+
+/**
+ * A folder of this machine that the sandbox's is copied into: never one that a link leads to. The sandbox may have had a link by this
+ * name when it was copied before.
+ */
+async function ownFolder(path: string): Promise<void> {
+  const found = await fs.lstat(path).catch((error: unknown) => {
+    if (systemCode(error) !== 'ENOENT') throw error;
+  });
+  if (found?.isDirectory()) return;
+  if (found !== undefined) await fs.rm(path);
+  else await fs.mkdir(dirname(path), { recursive: true });
+  await fs.mkdir(path);
 }
 
 /** A name of the sandbox's on this machine: it is one name, and text. */
@@ -365,6 +401,11 @@ function hostName(folder: SandboxPath, name: Buffer): string {
 
 function fileError(path: SandboxPath, code: string, reason: string, cause?: unknown) {
   return fail('RUNTIME_FILE', { path: String(path), reason: `${reason} (${code})`, code }, cause);
+}
+
+/** How far it is read. Files of /proc say that they are empty. */
+function end(first: FileStatus): number {
+  return first.size > 0 ? first.size : READ_LIMIT_BYTES;
 }
 
 function codeOf(error: unknown): string | undefined {

@@ -14,7 +14,7 @@ import { environmentOf } from '../sandbox/environment.ts';
 import { type ImageUser, userFrom } from '../sandbox/user-lookup.ts';
 import type { ExecSpec } from '../sandbox-api/exec.ts';
 import { AgentFiles } from './agent-files.ts';
-import { type CommandGroups, groupOf, killGroup, outOfMemoryCount, removeGroup } from './command-group.ts';
+import { type CommandGroups, groupOf, killGroup, outOfMemoryCount, removeGroup, thawAll } from './command-group.ts';
 import { forgetCommand, lastCommandId, readCommandRecords, writeCommandRecord } from './command-record.ts';
 import type { KeeperChannel } from './keeper-channel.ts';
 import { type CommandHost, KeptCommand, WINDOW_BYTES } from './kept-command.ts';
@@ -80,6 +80,9 @@ export class AgentLink implements CommandHost {
 
   /** After a restart: which of the commands on record the agent knows; of the others nobody knows how they ended. */
   async reconcile(): Promise<void> {
+    // It may have ended while it was taken over.
+    this.refuseGone();
+    if (this.options.groups !== undefined) thawAll(this.options.groups.parent);
     for (const command of this.all.values()) {
       if (command.isOver) continue;
       command.resume();
@@ -110,6 +113,7 @@ export class AgentLink implements CommandHost {
     const user = await this.user(spec.user ?? defaults.user);
     const repeated = spec.requestId === undefined ? undefined : this.byRequest.get(spec.requestId);
     if (repeated !== undefined) return repeated;
+    this.refuseGone();
     const payload = this.execPayload(spec, user);
     const id = ++this.lastCommand;
     const startedMs = Date.now();
@@ -283,7 +287,9 @@ export class AgentLink implements CommandHost {
     const given = (spec.env ?? []).filter((entry): entry is string => typeof entry === 'string');
     const exact = (spec.env ?? []).filter((entry): entry is Buffer => typeof entry !== 'string');
     const terminal = spec.terminal !== undefined;
-    const env = environmentOf({ image: defaults.env, given, host: {}, home: user.home, hostname: this.name, terminal });
+    // It is what stands in the sandbox's /etc/passwd.
+    const home = user.home.includes('\0') ? '/' : user.home;
+    const env = environmentOf({ image: defaults.env, given, host: {}, home, hostname: this.name, terminal });
     const names = exact.map((entry) => entry.subarray(0, entry.indexOf('=') + 1).toString('latin1'));
     const kept = env.filter((entry) => !names.some((name) => entry.startsWith(name)));
     const out = new PayloadWriter();
@@ -292,7 +298,7 @@ export class AgentLink implements CommandHost {
     out.u16(spec.terminal?.rows ?? 0).u16(spec.terminal?.columns ?? 0);
     const cwd = spec.cwd ?? defaults.cwd;
     out.bytes(cwd.startsWith('/') ? cwd : `/${cwd}`);
-    for (const part of [...spec.args, ...exact, cwd]) {
+    for (const part of [...spec.args, ...kept, ...exact, cwd]) {
       if (part.includes('\0')) {
         const reason = 'an argument, variable or folder holds a NUL byte';
         throw fail('RUNTIME_COMMAND_NOT_EXECUTABLE', { command: String(spec.args[0]), path: 'PATH', reason });

@@ -4,6 +4,7 @@
  */
 import { constants } from 'node:os';
 import { join } from 'node:path';
+import { messageOf, systemCode } from '#base';
 import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
 import { signalNumber } from '../backend/signal-effect.ts';
 import { fail } from '../errors.ts';
@@ -15,6 +16,9 @@ import { OutputSpool, SPOOL_LIMITS, type SpoolLimits } from './output-spool.ts';
 export const WINDOW_BYTES = 256 << 10;
 const GRANT_BYTES = WINDOW_BYTES / 4;
 const READ_BYTES = 64 << 10;
+const KILL_AGAIN_MS = 500;
+const WRITE_AGAIN_MS = 1_000;
+const PATIENCE_WHEN_FULL_MS = 20_000;
 const STDIN_PART_BYTES = 32 << 10;
 const STDIN_AHEAD_BYTES = 128 << 10;
 
@@ -33,6 +37,12 @@ export interface CommandHost {
 
 interface Reader {
   readonly at: Record<StreamName, number>;
+}
+
+interface Unwritten {
+  readonly stream: StreamName;
+  readonly offset: number;
+  readonly bytes: Buffer;
 }
 
 interface Exit {
@@ -65,6 +75,12 @@ export class KeptCommand implements ExecHandle {
   private readonly readers = new Set<Reader>();
   private readonly watchers = new Set<() => void>();
   private exit: Exit | undefined;
+  /** Streams that nobody inside has open any more. */
+  private readonly whole = new Set<StreamName>();
+  private readonly unwritten: Unwritten[] = [];
+  private retry: NodeJS.Timeout | undefined;
+  private fullSinceMs: number | undefined;
+  private resumed = false;
   private problem: Error | undefined;
   private timer: NodeJS.Timeout | undefined;
   private timedOut = false;
@@ -107,6 +123,7 @@ export class KeptCommand implements ExecHandle {
   /** Of a command that ran before this process did. */
   resume(): void {
     this.hasStarted = true;
+    this.resumed = true;
     for (const name of NAMES) this.grant(name, true);
     this.armTimer();
   }
@@ -195,10 +212,7 @@ export class KeptCommand implements ExecHandle {
       case AGENT_FRAME.data: {
         const stream = reader.u8() === 2 ? 'stderr' : 'stdout';
         const offset = Number(reader.u64());
-        const spool = this.spools[stream];
-        if (offset > spool.total) throw fail('RUNTIME_AGENT_PROTOCOL', { problem: 'output with a hole' });
-        spool.write(offset, reader.rest());
-        this.grant(stream);
+        this.store({ stream, offset, bytes: reader.rest() });
         // Of a child that was left behind.
         this.rest();
         break;
@@ -207,6 +221,7 @@ export class KeptCommand implements ExecHandle {
         this.exit = { status: reader.i32(), stdout: total(reader.u64()), stderr: total(reader.u64()) };
         break;
       case AGENT_FRAME.endOfStream:
+        this.whole.add(reader.u8() === 2 ? 'stderr' : 'stdout');
         break;
       case AGENT_FRAME.stdinTaken:
         this.stdinAhead = Math.max(0, this.stdinAhead - reader.u32());
@@ -239,7 +254,7 @@ export class KeptCommand implements ExecHandle {
     if (this.isOver) return;
     this.problem = error;
     this.state = { ...this.state, lost: reason };
-    writeCommandRecord(this.host.commands, this.state);
+    this.note();
     this.started?.reject(error);
     this.close();
   }
@@ -264,6 +279,7 @@ export class KeptCommand implements ExecHandle {
   /** When nothing more will be written or read: of commands long over. */
   dispose(): void {
     clearTimeout(this.timer);
+    clearTimeout(this.retry);
     for (const spool of Object.values(this.spools)) spool.close();
   }
 
@@ -293,19 +309,29 @@ export class KeptCommand implements ExecHandle {
 
   private expire(): void {
     this.timer = undefined;
-    if (this.isOver || this.exit !== undefined) return;
+    if (this.isOver) return;
     if (Date.now() < (this.state.deadlineMs ?? 0)) {
       this.armTimer();
       return;
     }
-    this.timedOut = true;
-    this.killTree().catch(() => {});
+    // One that has exited waits for its output, which what it left behind may have taken.
+    if (this.exit === undefined) this.timedOut = true;
+    // Again, should the machine have been too busy to let it die.
+    this.killTree()
+      .catch(() => {})
+      .finally(() => {
+        if (this.isOver) return;
+        this.timer = setTimeout(() => this.expire(), KILL_AGAIN_MS);
+        this.timer.unref();
+      });
   }
 
   private finishIfWhole(): void {
     const { exit } = this;
     if (exit === undefined || this.isOver) return;
-    if (NAMES.some((name) => this.spools[name].total < (exit[name] ?? 0))) return;
+    // What lay in its pipe another process inside may have taken out of it.
+    const isWhole = (name: StreamName) => this.whole.has(name) || this.spools[name].total >= (exit[name] ?? 0);
+    if (this.unwritten.length > 0 || !NAMES.every(isWhole)) return;
     const number = exit.status & 0x7f;
     const killed = number === constants.signals.SIGKILL;
     this.state = {
@@ -315,14 +341,81 @@ export class KeptCommand implements ExecHandle {
         signal: number === 0 ? undefined : signalNamed(number),
         timedOut: this.timedOut && killed,
         outOfMemory: this.host.ranOutOfMemory() && killed,
-        stdoutBytes: exit.stdout ?? this.spools.stdout.total,
-        stderrBytes: exit.stderr ?? this.spools.stderr.total,
+        stdoutBytes: this.bytesOf('stdout', exit),
+        stderrBytes: this.bytesOf('stderr', exit),
         durationMs: Date.now() - this.state.startedMs,
       },
     };
-    writeCommandRecord(this.host.commands, this.state);
+    this.note();
     this.close();
     this.host.over(this);
+  }
+
+  /** On a full disk it waits for room, and with it whoever writes: no more is granted meanwhile. */
+  private store(part: Unwritten): void {
+    if (this.problem !== undefined) return;
+    const before = this.unwritten.filter(({ stream }) => stream === part.stream).at(-1);
+    const received = before === undefined ? this.spools[part.stream].total : before.offset + before.bytes.length;
+    if (part.offset > received) {
+      if (!this.resumed) throw fail('RUNTIME_AGENT_PROTOCOL', { problem: 'output with a hole' });
+      const reason = 'the disk was full when the runtime service was restarted, and output of it was lost';
+      this.lose(fail('RUNTIME_SANDBOX_GONE', { name: `${this.host.name}, command ${this.id},`, reason }), reason);
+      return;
+    }
+    this.unwritten.push(part);
+    this.writeOut();
+  }
+
+  private writeOut(): void {
+    while (this.unwritten.length > 0) {
+      const { stream, offset, bytes } = this.unwritten[0]!;
+      try {
+        this.spools[stream].write(offset, bytes);
+      } catch (error) {
+        if (!isFull(error)) throw error;
+        this.waitForRoom();
+        return;
+      }
+      this.unwritten.shift();
+      this.fullSinceMs = undefined;
+      this.grant(stream);
+    }
+  }
+
+  private waitForRoom(): void {
+    this.fullSinceMs ??= Date.now();
+    if (Date.now() - this.fullSinceMs > PATIENCE_WHEN_FULL_MS) {
+      const reason = `there is no room for its output: the disk that holds ${this.host.commands} is full`;
+      this.lose(fail('RUNTIME_SANDBOX_GONE', { name: `${this.host.name}, command ${this.id},`, reason }), reason);
+      this.killTree().catch(() => {});
+      return;
+    }
+    this.retry ??= setTimeout(() => {
+      this.retry = undefined;
+      try {
+        this.writeOut();
+      } catch (error) {
+        this.lose(error as Error, messageOf(error));
+      }
+      this.finishIfWhole();
+      this.notify();
+      this.rest();
+    }, WRITE_AGAIN_MS).unref();
+  }
+
+  /** Without room for it, how it ended is known as long as this process lives. */
+  private note(): void {
+    try {
+      writeCommandRecord(this.host.commands, this.state);
+    } catch (error) {
+      if (!isFull(error)) throw error;
+    }
+  }
+
+  /** Until it ended. */
+  private bytesOf(stream: StreamName, exit: Exit): number {
+    const { total: have } = this.spools[stream];
+    return Math.min(exit[stream] ?? have, have);
   }
 
   /** Says how far the agent may go: never so far that a reader loses what it has not read. */
@@ -337,6 +430,11 @@ export class KeptCommand implements ExecHandle {
     this.limits[stream] = Math.max(limit, this.limits[stream]);
     this.host.send(AGENT_FRAME.credit, this.id, new PayloadWriter().u8(NUMBERS[stream]).u64(BigInt(limit)).done());
   }
+}
+
+function isFull(error: unknown): boolean {
+  const { cause } = error as { readonly cause?: unknown };
+  return [error, cause].some((one) => ['ENOSPC', 'EDQUOT'].includes(systemCode(one) ?? ''));
 }
 
 const ALL = 0xffff_ffff_ffff_ffffn;

@@ -31,6 +31,8 @@ export const OWN_FEATURES: ReadonlySet<Capability> = new Set<Capability>([
 /** Status of an agent whose time was up (runtime/agent/src/aether.rs). */
 const LIFETIME_OVER = 99;
 const STOP_TIME_MS = 10_000;
+/** What its agent has to end by itself when the time is up. */
+const OVERDUE_MS = 3_000;
 
 export interface ResidentParts {
   readonly record: SandboxRecord;
@@ -55,6 +57,8 @@ export class ResidentSandbox implements Sandbox {
   private readonly shells = new Map<number, OwnShell>();
   private ending: SandboxEnd | undefined;
   private stopping: Promise<SandboxEnd> | undefined;
+  private overdue = false;
+  private timer: NodeJS.Timeout | undefined;
   private readonly noteEnd: (end: SandboxEnd) => void;
   private noteReady!: { resolve(): void; reject(error: Error): void };
 
@@ -82,6 +86,7 @@ export class ResidentSandbox implements Sandbox {
       this.noteReady = { resolve: yes, reject: no };
     });
     this.ready.catch(() => {});
+    this.armTimer();
     keeper.listen(keptId, {
       started: () => this.noteReady.resolve(),
       ended: (status) => this.hasEnded(this.endOf(status)),
@@ -185,8 +190,26 @@ export class ResidentSandbox implements Sandbox {
     return found.size > 1;
   }
 
+  /** Its agent keeps the time; root inside can starve that, so it is kept here as well. */
+  private armTimer(): void {
+    const expiresAt = this.record.resident?.expiresAt;
+    if (expiresAt === undefined || this.ending !== undefined) return;
+    const leftMs = Date.parse(expiresAt) + OVERDUE_MS - Date.now();
+    // setTimeout takes no more than 24 days.
+    this.timer = setTimeout(
+      () => {
+        if (leftMs > MAX_TIMER_MS) return this.armTimer();
+        this.overdue = true;
+        this.parts.keeper.cancel(this.parts.keptId);
+      },
+      Math.min(Math.max(0, leftMs), MAX_TIMER_MS),
+    );
+    this.timer.unref();
+  }
+
   private endOf(status: number): SandboxEnd {
     const expiresAt = this.record.resident?.expiresAt;
+    if (this.overdue) return endNow('expired', `its time was up at ${expiresAt}`);
     if (status >> 8 === LIFETIME_OVER && (status & 0x7f) === 0)
       return endNow('expired', `its time was up at ${expiresAt}`);
     if (this.record.resident?.stopAsked === true) return endNow('stopped', 'it was stopped');
@@ -205,6 +228,7 @@ export class ResidentSandbox implements Sandbox {
   private hasEnded(end: SandboxEnd): void {
     if (this.ending !== undefined) return;
     this.ending = end;
+    clearTimeout(this.timer);
     this.link.end(fail('RUNTIME_SANDBOX_GONE', { name: this.name, reason: end.detail }), end.detail);
     this.undo(end).finally(() => {
       this.noteEnd(end);
@@ -227,6 +251,7 @@ export class ResidentSandbox implements Sandbox {
 }
 
 const SIGTERM = 15;
+const MAX_TIMER_MS = 2 ** 31 - 1;
 
 export function endNow(reason: EndReason, detail: string): SandboxEnd {
   return { reason, detail, at: new Date().toISOString() };

@@ -198,7 +198,9 @@ export class DiskDaemon {
    * Gives `detaching` where a target does not answer in time: then it goes on by itself, and is in the list until it is done.
    * @throws UBLKD_IN_USE, UBLKD_WORKING unless `force`; UBLKD_NOT_ATTACHED
    */
-  async detach(name: string, { force = false } = {}): Promise<{ name: string; state: 'detached' | 'detaching' }> {
+  async detach(given: string, { force = false } = {}): Promise<{ name: string; state: 'detached' | 'detaching' }> {
+    // By whatever path, the turn is that of the disk.
+    const name = this.#nameOf(given);
     return this.#inTurn(name, async () => {
       const entry = this.#entry(name);
       const { disk, state } = entry;
@@ -227,7 +229,8 @@ export class DiskDaemon {
   async close({ detach = false } = {}): Promise<void> {
     if (this.#ending) return;
     this.#ending = true;
-    await Promise.allSettled(this.#turns.values());
+    // One that waits for a store that is away would be waited for as long.
+    await isDone(Promise.allSettled(this.#turns.values()), this.#detachMs);
     clearTimeout(this.#saveAgain);
     const entries = [...this.#entries.values()];
     if (detach) for (const entry of entries) entry.state = 'detaching';
@@ -379,9 +382,13 @@ export class DiskDaemon {
   }
 
   #entry(name: string): Entry {
-    const found = this.#entries.get(name) ?? this.#entries.get(resolve(name));
+    const found = this.#entries.get(this.#nameOf(name));
     if (found === undefined) throw fail('UBLKD_NOT_ATTACHED', { name });
     return found;
+  }
+
+  #nameOf(given: string): string {
+    return this.#entries.has(given) || !given.startsWith('/') ? given : realFile(given);
   }
 
   #refuseEnding(): void {

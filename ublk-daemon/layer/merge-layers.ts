@@ -9,7 +9,7 @@ import { type CommitOptions, type CommittedLayer, commitLayer } from './commit.t
 import { checkChain, openLayers } from './stack.ts';
 import type { LayerPlace, OpenStoreLayer } from './store-layer.ts';
 
-export interface MergeOptions extends Pick<CommitOptions, 'zfile' | 'tar'> {
+export interface MergeOptions extends Pick<CommitOptions, 'zfile' | 'tar' | 'signal'> {
   readonly openStoreLayer?: OpenStoreLayer;
 }
 

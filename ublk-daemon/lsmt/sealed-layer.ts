@@ -5,6 +5,7 @@
  * file: order, no overlap, sectors inside the device, bytes inside the data. What passes is as good as the bytes: LSMT itself has no
  * checksum, which is why layers travel inside a ZFile or under a digest.
  */
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { type ByteSource, readBytes } from '../byte-source.ts';
 import { fail } from '../errors.ts';
 import { hasLsmtMagic, LSMT_BLOCK, LSMT_FLAG, type LsmtHeader, parseHeader, SECTOR } from './header.ts';
@@ -82,6 +83,8 @@ export async function readSealedLayer(source: ByteSource, layerNumber = 0): Prom
   for (let done = 0; done < indexEntries; done += ENTRIES_AT_ONCE) {
     const count = Math.min(ENTRIES_AT_ONCE, indexEntries - done);
     reader.take(await readBytes(source, indexOffset + done * SEGMENT_BYTES, count * SEGMENT_BYTES), count);
+    // What is at hand is read without waiting: a long index would keep all other disks of this process waiting.
+    if (done + count < indexEntries) await nextTurn();
   }
   return { name, source, header, trailer, index: reader.index.build(), paddingEntries: reader.padding };
 }

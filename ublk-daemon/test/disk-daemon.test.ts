@@ -6,6 +6,7 @@ import {
   readdirSync,
   readFileSync,
   rmSync,
+  symlinkSync,
   truncateSync,
   writeFileSync,
 } from 'node:fs';
@@ -142,6 +143,13 @@ describe('the daemon', () => {
     await expect(served.snapshot('x')).rejects.toMatchObject({ code: 'UBLKD_RAW' });
     await expect(served.compact()).rejects.toMatchObject({ code: 'UBLKD_RAW' });
     await expect(served.packDiff({ output: join(folder, 'x') })).rejects.toMatchObject({ code: 'UBLKD_RAW' });
+    // A name that leads to it is as good, also for taking it away; two at once are one.
+    symlinkSync('a.raw', join(folder, 'link.raw'));
+    const twice = await Promise.allSettled([daemon.detach(join(folder, 'link.raw')), daemon.detach(path)]);
+    expect(twice).toMatchObject([
+      { value: { name: path, state: 'detached' } },
+      { reason: { code: 'UBLKD_NOT_ATTACHED' } },
+    ]);
     await daemon.close({ detach: true });
     await expect(daemon.attach({ name: path, kind: 'file' })).rejects.toMatchObject({ code: 'UBLKD_ENDING' });
   });
@@ -230,6 +238,25 @@ describe('the daemon', () => {
     const { created } = await daemon.attach({ name: 'a', kind: 'disk', way: 'nbd' });
     expect(created).toBe(true);
     await daemon.close({ detach: true });
+  });
+
+  test('an attach that waits for a store that is away does not keep the daemon from ending', async () => {
+    await createNamedDisk('a', { sizeBytes: MIB }, join(folder, 'disks'));
+    const config = join(folder, 'disks/a/config.v1.json');
+    const digest = `sha256:${'a'.repeat(64)}`;
+    const lower = { digest, size: 4096, dsec: { store: 's3://away', chunkDigests: digest } };
+    writeFileSync(config, JSON.stringify({ ...JSON.parse(readFileSync(config, 'utf8')), lowers: [lower] }));
+    let giveUp = () => {};
+    const openStoreLayer = () =>
+      new Promise<never>((_, refuse) => {
+        giveUp = () => refuse(new Error('away'));
+      });
+    const daemon = await start({ detachMs: 100, openStoreLayer });
+    const attached = expect(daemon.attach({ name: 'a', kind: 'disk', way: 'nbd' })).rejects.toThrow('away');
+    await expect.poll(() => giveUp.length === 0 && daemon.size).toBe(0);
+    await daemon.close();
+    giveUp();
+    await attached;
   });
 
   test('a target that fails its last flush is said to, and is detached', async () => {

@@ -1,5 +1,6 @@
 /** What goes wrong around a disk: no space, a second writer, damage, files that are gone: clear errors, nothing lost. */
 import { spawnSync } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import {
   appendFileSync,
   cpSync,
@@ -19,12 +20,14 @@ import { mount, umount } from '#linux';
 import { parseDiskConfig } from '../config/config-v1.ts';
 import { createDisk, openDisk } from '../disk-folder.ts';
 import { openStack } from '../layer/stack.ts';
-import { encodeSegment, SEGMENT_BYTES } from '../lsmt/segment.ts';
+import { Pieces } from '../lsmt/pieces.ts';
+import { encodeSegment, MAX_SEGMENT_SECTORS, SEGMENT_BYTES, segmentOffset } from '../lsmt/segment.ts';
 import { StackedDisk } from '../stacked-disk.ts';
 import { errnoOf } from '../target/target-error.ts';
 import { EntryLog } from '../writable/entry-log.ts';
 import { FlushQueue } from '../writable/flush-queue.ts';
 import { LogUpper } from '../writable/log-upper.ts';
+import { PendingFile } from '../writable/pending-file.ts';
 import { DiskModel, SECTOR } from './disk-model.ts';
 
 const MiB = 1024 * 1024;
@@ -110,6 +113,26 @@ describe.skipIf(process.getuid?.() !== 0)('a full disk', () => {
       umount(small);
     }
   });
+});
+
+test.skipIf(process.getuid?.() !== 0)('an answer that was half written down is not found by the next process', () => {
+  const small = join(root, 'small-pending');
+  mkdirSync(small);
+  // One page: a header as long as 8 entries, and 248 entries.
+  mount('none', small, 'tmpfs', 0, 'size=4k');
+  try {
+    const path = join(small, 'index.pending');
+    const file = new PendingFile(path, 'X');
+    for (let at = 0; at < 246; at++) file.add(at, at + 1, 8, true);
+    expect(() => file.add(0, 4 * MAX_SEGMENT_SECTORS, 8, true)).toThrowError(/ENOSPC/);
+    file.add(1000, 1001, 8, true);
+    const { found } = new PendingFile(path, 'X');
+    expect(found.length).toBe(247 * SEGMENT_BYTES);
+    expect(segmentOffset(found, 246 * SEGMENT_BYTES)).toBe(1000);
+    file.close();
+  } finally {
+    umount(small);
+  }
 });
 
 describe('a second writer', () => {
@@ -280,6 +303,34 @@ test('a read that began before a compaction gets what it saw, never a hole', asy
   expect((await compacted).reclaimedBytes).toBe(8192);
   expect((await disk.read(0, 8192)).equals(Buffer.alloc(8192, 2))).toBe(true);
   await disk.close();
+});
+
+test('an index that is mostly of what was overwritten is written anew by a flush, also after a kill', async () => {
+  const files = { data: join(root, 'worn.data'), index: join(root, 'worn.index') };
+  const upper = await LogUpper.create(files, { virtualSize: MiB, uuid: randomUUID().toUpperCase() });
+  Object.assign(upper, { wornEntries: 100 });
+  let most = 0;
+  for (let round = 0; round < 200; round++) {
+    for (let sector = 0; sector < 5; sector++) upper.write(sector * 2, Buffer.alloc(SECTOR, round + 1));
+    await upper.flush();
+    most = Math.max(most, statSync(files.index).size);
+  }
+  // 1,000 were written.
+  expect(most).toBeLessThan(4096 + 130 * SEGMENT_BYTES);
+  upper.write(0, Buffer.alloc(SECTOR, 7));
+  // As after a kill: without a flush.
+  await upper.close();
+  const again = await LogUpper.open(files);
+  expect(again.recovered.unflushed).toBeGreaterThan(0);
+  const sectorAt = async (sector: number) => {
+    const pieces = new Pieces();
+    again.lookup(sector, sector + 1, pieces);
+    const bytes = Buffer.alloc(SECTOR);
+    await again.source.read(bytes, pieces.moffsets[0]! * SECTOR);
+    return bytes[0];
+  };
+  expect([await sectorAt(0), await sectorAt(2), await sectorAt(8)]).toEqual([7, 200, 200]);
+  await again.close();
 });
 
 test('discarding an empty disk writes nothing; a large discard of data is a few entries', async () => {

@@ -1,9 +1,9 @@
 /** Other sizes, fewer layers: what a disk holds stays what it was, whenever the process is killed. */
 import { spawnSync } from 'node:child_process';
-import { existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { MemorySource } from '../byte-source.ts';
 import {
   createNamedDisk,
@@ -14,9 +14,11 @@ import {
   removeDisk,
   restoreDisk,
 } from '../disks.ts';
+import { exportRaw } from '../export-disk.ts';
 import { openLayerFile } from '../layer/layer-file.ts';
 import { mergeLayers } from '../layer/merge-layers.ts';
 import type { StoreLayer } from '../layer/store-layer.ts';
+import { StackedDisk } from '../stacked-disk.ts';
 
 const KIB = 1024;
 const SIZE = 256 * KIB;
@@ -132,6 +134,76 @@ test.each(['disk-merge-written', 'disk-config-written'])('killed at %s, a merge 
   expect((await contentOf('work')).equals(before)).toBe(true);
 });
 
+test('a merge removes nothing once others may have the disk; ended by its signal it has not happened', async () => {
+  await createNamedDisk('work', { sizeBytes: SIZE }, root);
+  const { disk, snapshot } = await open('work');
+  for (let at = 0; at < 4; at++) {
+    await disk.write(at * 6 * KIB, block(at + 1));
+    await snapshot();
+  }
+  await disk.close();
+  const before = readdirSync(join(root, 'work')).sort();
+  const ended = new AbortController();
+  ended.abort(new Error('enough'));
+  await expect(mergeDisk('work', { root, signal: ended.signal })).rejects.toThrow('enough');
+  expect(readdirSync(join(root, 'work')).sort()).toEqual(before);
+  // The next owner makes the files of its snapshot before the configuration names them.
+  const close = StackedDisk.prototype.close;
+  let left: string[] = [];
+  const spy = vi.spyOn(StackedDisk.prototype, 'close').mockImplementation(function (this: StackedDisk) {
+    left = readdirSync(join(root, 'work')).sort();
+    return close.call(this);
+  });
+  try {
+    await mergeDisk('work', { root });
+  } finally {
+    spy.mockRestore();
+  }
+  expect(readdirSync(join(root, 'work')).sort()).toEqual(left);
+  expect(left).toEqual(['config.v1.json', 'layer-5.data', 'layer-5.index', 'layer-6.data']);
+});
+
+test('one damaged disk hides no other, and no name keeps a disk from being removed', async () => {
+  await createNamedDisk('a', { sizeBytes: SIZE }, root);
+  await createNamedDisk('b', { sizeBytes: SIZE }, root);
+  rmSync(join(root, 'a/layer-1.data'));
+  expect(await listDisks(root)).toMatchObject([
+    { name: 'a', problem: expect.stringContaining('layer-1.data') },
+    { name: 'b', sizeBytes: SIZE },
+  ]);
+  await removeDisk('a', root);
+  const held = await open('b');
+  await held.snapshot();
+  await expect(removeDisk('b', root)).rejects.toMatchObject({ code: 'DISK_BUSY' });
+  await held.disk.close();
+  await removeDisk('b', root);
+  expect(await listDisks(root)).toEqual([]);
+});
+
+test('a raw export appears when it is whole, replaces nothing, and leaves nothing when it is ended', async () => {
+  await createNamedDisk('work', { sizeBytes: SIZE }, root);
+  const { disk } = await open('work');
+  await disk.write(0, block(1, SIZE));
+  const path = join(root, 'out.raw');
+  const others = () => readdirSync(root).filter((name) => name.startsWith('out'));
+  const read = disk.read.bind(disk);
+  const ended = new AbortController();
+  disk.read = async (...range) => {
+    expect(existsSync(path)).toBe(false);
+    return read(...range);
+  };
+  await exportRaw(disk, path);
+  expect(readFileSync(path).equals(block(1, SIZE))).toBe(true);
+  expect(others()).toEqual(['out.raw']);
+  disk.read = read;
+  await expect(exportRaw(disk, path)).rejects.toMatchObject({ code: 'DISK_OUTPUT_EXISTS' });
+  rmSync(path);
+  ended.abort(new Error('enough'));
+  await expect(exportRaw(disk, path, ended.signal)).rejects.toThrow('enough');
+  expect(others()).toEqual([]);
+  await disk.close();
+});
+
 test('layer files of the middle of a stack become one that takes their place', async () => {
   await createNamedDisk('work', { sizeBytes: SIZE }, root);
   const { disk, snapshot } = await open('work');
@@ -145,9 +217,11 @@ test('layer files of the middle of a stack become one that takes their place', a
   const zfile = { algorithm: 'zstd', blockSize: 4096 } as const;
   const { uuid } = await mergeLayers(lowers.slice(1, 3), out, { zfile, tar: true });
   const merged = await openLayerFile(out);
-  const [bottom, , middle] = await Promise.all(lowers.map((path) => openLayerFile(path)));
+  const layers = await Promise.all(lowers.map((path) => openLayerFile(path)));
+  const [bottom, , middle] = layers;
   expect(merged.trailer).toMatchObject({ uuid: middle!.trailer.uuid, parentUuid: bottom!.trailer.uuid });
   expect(uuid).toBe(middle!.trailer.uuid);
+  for (const { source } of [merged, ...layers]) await source.close();
   await expect(mergeLayers([lowers[2]!, lowers[1]!], join(root, 'x'), {})).rejects.toMatchObject({
     code: 'DISK_PARENT_MISMATCH',
   });
@@ -160,7 +234,6 @@ test('a disk on layers of a store: named in its configuration, opened by who can
   await disk.write(0, block(5));
   const { path } = await snapshot();
   await disk.close();
-  const { readFileSync } = await import('node:fs');
   const bytes = readFileSync(path);
   const digest = `sha256:${'a'.repeat(64)}` as const;
   const layer = { store: 's3://somewhere', digest, size: bytes.length, chunkDigests: digest } as StoreLayer;

@@ -13,9 +13,10 @@ import { lowerPlaces, parseDiskConfig, readDiskConfig } from '../config/config-v
 import { createDisk, openDisk } from '../disk-folder.ts';
 import { type CommitOptions, commitLayer } from '../layer/commit.ts';
 import { openLayer, openLayerFile } from '../layer/layer-file.ts';
-import { encodeHeader, LSMT_BLOCK, SECTOR } from '../lsmt/header.ts';
+import { encodeHeader, LSMT_BLOCK, LSMT_FLAG, SECTOR } from '../lsmt/header.ts';
 import { HOLE, Pieces } from '../lsmt/pieces.ts';
 import type { SealedLayer } from '../lsmt/sealed-layer.ts';
+import { encodeSegment, SEGMENT_BYTES } from '../lsmt/segment.ts';
 import { IndexBuilder } from '../lsmt/segment-index.ts';
 import { encodeZfileHeader, ZFILE_BLOCK } from '../zfile/header.ts';
 import { ZfileSource } from '../zfile/zfile-source.ts';
@@ -186,6 +187,24 @@ describe('counts that a sparse file makes room for', () => {
     truncateSync(join(folder, 'layer-1.index'), 8 * GiB);
     await expect(openDisk(folder)).rejects.toMatchObject({ code: 'DISK_NOT_WRITABLE' });
   });
+});
+
+test('a long index that is at hand keeps nobody else waiting', async () => {
+  const count = 300_000;
+  const identity = { virtualSize: 2 * count * SECTOR, uuid: '11111111-1111-1111-1111-111111111111' };
+  const entries = Buffer.alloc(Math.ceil((count * SEGMENT_BYTES) / SECTOR) * SECTOR);
+  for (let at = 0; at < count; at++) encodeSegment(entries, at * SEGMENT_BYTES, at * 2, 1, LSMT_BLOCK / SECTOR, true);
+  const facts = { ...identity, indexOffset: LSMT_BLOCK, indexEntries: count };
+  const sealed = LSMT_FLAG.data | LSMT_FLAG.sealed;
+  const header = encodeHeader({ ...identity, flags: sealed | LSMT_FLAG.header });
+  const bytes = Buffer.concat([header, entries, encodeHeader({ ...facts, flags: sealed })]);
+  let turns = 0;
+  const others = setInterval(() => {
+    turns++;
+  });
+  const { index } = await openLayer(new MemorySource('long', bytes));
+  clearInterval(others);
+  expect([index.count, turns > 0]).toEqual([count, true]);
 });
 
 describe('config.v1.json', () => {

@@ -9,24 +9,16 @@
  *
  * Writing is synchronous up to 64 KiB: it goes to the page cache, and a turn through the thread pool costs more than the copy.
  */
-import { fstatSync, statSync, writeSync } from 'node:fs';
+import { fstatSync, writeSync } from 'node:fs';
 import { type FileHandle, open, readFile, rename, rm } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { failPoint, systemCode } from '#base';
-import { beginWriteback, type FileLock, tryLock } from '#linux';
+import { beginWriteback, type FileLock } from '#linux';
 import { type ByteSource, FileSource } from '../byte-source.ts';
 import { fail } from '../errors.ts';
 import { writeAll } from '../layer/byte-sink.ts';
 import { syncFolder } from '../layer/commit.ts';
-import {
-  encodeHeader,
-  LSMT_BLOCK,
-  LSMT_FLAG,
-  type LsmtHeader,
-  NULL_UUID,
-  parseHeader,
-  SECTOR,
-} from '../lsmt/header.ts';
+import { encodeHeader, LSMT_BLOCK, LSMT_FLAG, type LsmtHeader, NULL_UUID, SECTOR } from '../lsmt/header.ts';
 import { LiveIndex } from '../lsmt/live-index.ts';
 import type { Pieces } from '../lsmt/pieces.ts';
 import { SEGMENT_BYTES } from '../lsmt/segment.ts';
@@ -38,6 +30,7 @@ import { PendingFile, pendingPath } from './pending-file.ts';
 import { punchGaps } from './punch-gaps.ts';
 import { replay } from './replay.ts';
 import { type Compacted, UPPER, type Upper } from './upper.ts';
+import { allDone, lockLayer, readHeader, writeNew } from './upper-files.ts';
 
 export interface UpperFiles {
   readonly data: string;
@@ -64,6 +57,11 @@ const SYNC_BYTES = 64 * 1024;
 const WRITEBACK_BYTES = 4 * 1024 * 1024;
 /** Entries in memory before they are flushed without being asked: 4 MiB of them. */
 const MAX_PENDING = 256 * 1024;
+/**
+ * Entries of an index file from which it is written anew, when most of them do not count any more: before it takes long to read, and long
+ * before it is more than anybody reads.
+ */
+const WORN_ENTRIES = 8_000_000;
 /** As many entries as the C++ tools read. */
 const MAX_INDEX_BYTES = LSMT_BLOCK + 128_000_000 * SEGMENT_BYTES;
 
@@ -95,6 +93,7 @@ export class LogUpper implements Upper {
   private readonly arriving = new Map<number, number>();
   private broken: unknown;
   private isSealed = false;
+  private wornEntries = WORN_ENTRIES;
 
   /** The files must not be there. Both are on the disk when this is done. */
   static async create(files: UpperFiles, identity: UpperIdentity): Promise<LogUpper> {
@@ -286,29 +285,15 @@ export class LogUpper implements Upper {
       this.checkWritable();
       // A snapshot came first: the layer stays as it is.
       if (this.isSealed) return { indexEntriesBefore: 0, indexEntriesAfter: 0, reclaimedBytes: 0 };
-      const indexEntriesBefore = (this.indexEnd - LSMT_BLOCK) / SEGMENT_BYTES;
-      const batch = this.pending;
-      this.pending = new EntryLog();
-      const live = this.index.freeze(0, this.dataEnd / SECTOR);
+      const indexEntriesBefore = this.indexEntries;
       const end = this.dataEnd;
       const taken = [...this.arriving];
-      const entries = new EntryLog();
-      for (let at = 0; at < live.count; at++) {
-        entries.add(live.start(at), live.end(at), live.moffset(at), live.isZeroed(at));
-      }
-      try {
-        await this.syncData();
-        await this.replaceIndex(entries);
-      } catch (error) {
-        this.pending.prepend(batch);
-        throw error;
-      }
-      this.pendingFile.keepOnly(this.pending);
+      const { live, entries } = await this.renewIndex();
       failPoint('disk-compact-index');
       // Reads that began before the entries were collected may still want what they saw then.
       await Promise.allSettled([...this.reads]);
       const reclaimedBytes = await punchGaps(this.data.fd, live, taken, end);
-      return { indexEntriesBefore, indexEntriesAfter: entries.count, reclaimedBytes };
+      return { indexEntriesBefore, indexEntriesAfter: entries, reclaimedBytes };
     });
   }
 
@@ -395,6 +380,7 @@ export class LogUpper implements Upper {
   private async flushOnce(): Promise<void> {
     this.checkWritable();
     if (this.pending.count === 0 || this.isSealed) return;
+    if (this.isWorn && (await this.renewed())) return;
     const batch = this.pending;
     this.pending = new EntryLog();
     await this.syncData();
@@ -430,6 +416,46 @@ export class LogUpper implements Upper {
     }
   }
 
+  private get indexEntries(): number {
+    return (this.indexEnd - LSMT_BLOCK) / SEGMENT_BYTES;
+  }
+
+  private get isWorn(): boolean {
+    return this.indexEntries > Math.max(this.wornEntries, 4 * this.index.count);
+  }
+
+  /** False where there is no room for a new index: the old one goes on, and it is not tried again at once. */
+  private async renewed(): Promise<boolean> {
+    try {
+      await this.renewIndex();
+      return true;
+    } catch (error) {
+      if (this.broken !== undefined) throw error;
+      this.wornEntries = 2 * this.indexEntries;
+      return false;
+    }
+  }
+
+  /** The index file anew, with the entries that count alone; what was pending is among them. */
+  private async renewIndex(): Promise<{ live: SegmentIndex; entries: number }> {
+    const batch = this.pending;
+    this.pending = new EntryLog();
+    const live = this.index.freeze(0, this.dataEnd / SECTOR);
+    const entries = new EntryLog();
+    for (let at = 0; at < live.count; at++) {
+      entries.add(live.start(at), live.end(at), live.moffset(at), live.isZeroed(at));
+    }
+    try {
+      await this.syncData();
+      await this.replaceIndex(entries);
+    } catch (error) {
+      this.pending.prepend(batch);
+      throw error;
+    }
+    this.pendingFile.keepOnly(this.pending);
+    return { live, entries: entries.count };
+  }
+
   private async replaceIndex(entries: EntryLog): Promise<void> {
     const path = `${this.indexPath}.new`;
     await rm(path, { force: true });
@@ -455,35 +481,4 @@ export class LogUpper implements Upper {
     }
     await this.orBroken(syncFolder(dirname(this.indexPath)));
   }
-}
-
-/** For this process alone. @throws DISK_BUSY when another one, or this one already, has it */
-export function lockLayer(path: string): FileLock {
-  // A lock would make the file, and wait for the other end of a pipe.
-  if (!statSync(path).isFile()) throw fail('DISK_NOT_A_FILE', { path });
-  const lock = tryLock(path);
-  if (lock === undefined) throw fail('DISK_BUSY', { file: path });
-  return lock;
-}
-
-/** Unlike Promise.all it waits for all of them, whichever fails. */
-async function allDone(work: readonly Promise<void>[]): Promise<void> {
-  for (const result of await Promise.allSettled(work)) if (result.status === 'rejected') throw result.reason;
-}
-
-async function writeNew(path: string, bytes: Buffer): Promise<void> {
-  const file = await open(path, 'wx', 0o600);
-  try {
-    await writeAll(file, bytes, 0);
-    await file.sync();
-  } finally {
-    await file.close();
-  }
-}
-
-export async function readHeader(file: FileHandle, path: string): Promise<LsmtHeader> {
-  if (!fstatSync(file.fd).isFile()) throw fail('DISK_NOT_A_FILE', { path });
-  const block = Buffer.alloc(LSMT_BLOCK);
-  const { bytesRead } = await file.read(block, 0, LSMT_BLOCK, 0);
-  return parseHeader(block.subarray(0, bytesRead), path);
 }

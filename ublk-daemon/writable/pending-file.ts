@@ -55,7 +55,14 @@ export class PendingFile {
     scratch.count = 0;
     scratch.add(start, end, moffset, zeroed);
     this.#fd ??= this.#open(this.#header);
-    writeAt(this.#fd, scratch.plain(), HEADER_BYTES + this.#count * SEGMENT_BYTES);
+    const position = HEADER_BYTES + this.#count * SEGMENT_BYTES;
+    try {
+      writeAt(this.#fd, scratch.plain(), position);
+    } catch (error) {
+      // Some of them may be there. Left behind, they would come after what is added next.
+      ftruncateSync(this.#fd, position);
+      throw error;
+    }
     this.#count += scratch.count;
   }
 

@@ -21,8 +21,9 @@ import { HOLE, Pieces } from '../lsmt/pieces.ts';
 import type { SegmentIndex } from '../lsmt/segment-index.ts';
 import { appendSeal } from './append-seal.ts';
 import { FlushQueue } from './flush-queue.ts';
-import { lockLayer, readHeader, type UpperIdentity } from './log-upper.ts';
+import type { UpperIdentity } from './log-upper.ts';
 import { type Below, type Compacted, UPPER, type Upper } from './upper.ts';
+import { lockLayer, readHeader } from './upper-files.ts';
 
 const PAGE_SECTORS = LSMT_BLOCK / SECTOR;
 const FIRST_SECTOR = LSMT_BLOCK / SECTOR;

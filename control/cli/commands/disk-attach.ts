@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 import { humanSize } from '#base';
 import { type DiskView, WAY_NAMES } from '#ublk-daemon';
 import { fail } from '../../errors.ts';
-import { attachDisk, findService } from '../../ublkd-service/client.ts';
+import { attachDisk, findService, isSameFolder, refuseOtherDisks } from '../../ublkd-service/client.ts';
 import type { AttachRequest } from '../../ublkd-service/schemas.ts';
 import { choice } from '../choice.ts';
 import type { Context } from '../context.ts';
@@ -67,6 +67,7 @@ export function addAttach(command: Command, { output, signal }: Context): void {
     .option('--force', 'also while it is in use')
     .action(async (disks: string[], options: JsonOption & { readonly force?: boolean }) => {
       const service = await findService(signal);
+      if (service !== undefined && disks.some((disk) => 'disk' in sourceOf(disk))) await refuseOtherDisks(service);
       const done = [];
       for (const disk of disks) {
         const name = nameOf(disk);
@@ -82,7 +83,7 @@ export function addAttach(command: Command, { output, signal }: Context): void {
 /** Of `dsec disk ls`: how each is attached, by name; raw files are named by their paths. */
 export async function attachedDisks(disksFolder: string, signal?: AbortSignal): Promise<DiskView[]> {
   const listed = await (await findService(signal))?.list();
-  return listed?.disksFolder === disksFolder ? listed.disks : [];
+  return listed !== undefined && isSameFolder(listed.disksFolder, disksFolder) ? listed.disks : [];
 }
 
 export function attachedText({ state, at, sizeBytes, kind }: DiskView): string {

@@ -166,6 +166,7 @@ function addList(command: Command, { output, signal }: Context): void {
       ]),
     );
     for (const other of others) await output.line(`${other.name}: ${attachedText(other)}`);
+    for (const { name, problem } of disks) if (problem !== undefined) output.note(`dsec: ${name}: ${problem}`);
   });
 }
 
@@ -311,7 +312,7 @@ function addWaysOut(command: Command, { output, progress, signal }: Context): vo
             async here({ disk, facts }) {
               const uuid = randomUUID().toUpperCase();
               const layers = layersBelow(name, facts, options);
-              return { uuid, ...(await disk.commitAbove(layers, path, { uuid, zfile, tar })) };
+              return { uuid, ...(await disk.commitAbove(layers, path, { uuid, zfile, tar, signal })) };
             },
             there: (service) =>
               service.packDiff(name, {
@@ -360,7 +361,7 @@ function addWaysOut(command: Command, { output, progress, signal }: Context): vo
         name,
         {
           async here({ disk }) {
-            await (chosen === 'raw' ? exportRaw(disk, file) : exportQcow2(disk, file));
+            await (chosen === 'raw' ? exportRaw : exportQcow2)(disk, file, signal);
             return { sizeBytes: disk.sizeBytes };
           },
           there: (service) => service.exportTo(name, chosen, file),

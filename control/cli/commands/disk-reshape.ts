@@ -5,7 +5,7 @@ import { humanSize } from '#base';
 import { mergeDisk, mergeLayers } from '#ublk-daemon';
 import { storeLayerOpener } from '../../disk-layers.ts';
 import { fail } from '../../errors.ts';
-import { onDisk } from '../../ublkd-service/disk-work.ts';
+import { onDisk, refuseShrinkAttached } from '../../ublkd-service/disk-work.ts';
 import type { Context } from '../context.ts';
 import { counted } from '../counted.ts';
 import { type LayerFormatOption, layerFormat, withLayerFormat } from '../disk-image-options.ts';
@@ -25,7 +25,7 @@ interface MergeOptions extends JsonOption, LayerFormatOption {
   readonly dropSnapshots?: boolean;
 }
 
-export function addReshape(command: Command, { output }: Context): void {
+export function addReshape(command: Command, { output, signal }: Context): void {
   const resize = withExamples(
     command
       .command('resize')
@@ -48,6 +48,7 @@ export function addReshape(command: Command, { output }: Context): void {
         name,
         {
           async here(opened) {
+            if (sizeBytes < opened.disk.sizeBytes) await refuseShrinkAttached(name);
             await opened.resize(sizeBytes, { shrink: options.shrink });
             return { told: true };
           },
@@ -87,7 +88,12 @@ export function addReshape(command: Command, { output }: Context): void {
         if (existsSync(path)) throw fail('CLI_OUTPUT_EXISTS', { path });
         const missing = what.find((file) => !existsSync(file));
         if (missing !== undefined) throw fail('CLI_INPUT_MISSING', { path: missing });
-        const made = await mergeLayers(what, path, { zfile: layerFormat(options, 'file'), tar, openStoreLayer });
+        const made = await mergeLayers(what, path, {
+          zfile: layerFormat(options, 'file'),
+          tar,
+          openStoreLayer,
+          signal,
+        });
         if (options.json) await output.json({ ...made, layers: what.length });
         else await output.line(`${path}: ${counted(what.length, 'layer')} in one, ${humanSize(made.sizeBytes)}`);
         return;
@@ -95,7 +101,7 @@ export function addReshape(command: Command, { output }: Context): void {
       const [name, ...others] = what;
       if (others.length > 0) throw usage('name one disk, or give --output for layer files');
       if (tar || options.compress !== undefined) throw usage('--tar and --compress are for --output');
-      const done = await mergeDisk(name!, { dropSnapshots, whole, openStoreLayer });
+      const done = await mergeDisk(name!, { dropSnapshots, whole, openStoreLayer, signal });
       if (options.json) await output.json({ disk: name, ...done });
       else await output.line(`${name}: ${counted(done.layersBefore, 'sealed layer')} before, ${done.layersAfter} now`);
     });

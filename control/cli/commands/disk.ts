@@ -46,7 +46,7 @@ export const definition: CommandDefinition = {
     'dump: an object: `file`, `sizeBytes`, `tar`, `zfile` (`header`, `trailer`, `originalSize`, `blocks`, `storedBytes`), `lsmt` (`kind`, `header`, `trailer`, ' +
     '`entries`, `paddingEntries`, `dataBytes`, `zeroedBytes`, `segments`: `offset`, `length`, `moffset` in 512-byte sectors, `zeroed`, `tag`); ' +
     'verify: an array: `file`, `ok`, `tar`, `zfile`, `kind`, `blocks`, `segments`, `checksummed`, and `code`, `problem` of what is damaged; ' +
-    'create, and in an array ls: `name`, `sizeBytes`, `layers`, `diskBytes`, `snapshots` (`name`, `layers`, `uuid`, `createdAt`), and in ls `attached` (as attach), and of attached raw files `name` and `attached` alone; snapshot: `disk`, `snapshot`, `uuid`, `layer`, and with --name `image` (`name`, `digest`, `layers`, `newLayers`, `newBytes`); ' +
+    'create, and in an array ls: `name`, `sizeBytes`, `layers`, `diskBytes`, `snapshots` (`name`, `layers`, `uuid`, `createdAt`), and in ls `problem` of one that cannot be read, and `attached` (as attach), and of attached raw files `name` and `attached` alone; snapshot: `disk`, `snapshot`, `uuid`, `layer`, and with --name `image` (`name`, `digest`, `layers`, `newLayers`, `newBytes`); ' +
     'restore: `disk`, `from`, `snapshot`; compact: `disk`, `reclaimedBytes`, `indexEntriesBefore`, `indexEntriesAfter`; pack-diff: `disk`, `uuid`, `path`, `sizeBytes`, `segments`, with --name `disk`, `image` (as snapshot); ' +
     'resize: `disk`, `sizeBytes`, `told` (who has it open has been told); merge: `disk`, `layersBefore`, `layersAfter`, of files `path`, `uuid`, `sizeBytes`, `segments`, `layers`; ' +
     'export: `disk`, `format`, `file`, `sizeBytes`; rm: `removed`; ' +

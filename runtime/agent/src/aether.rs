@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 
+use crate::container::Stage;
 use crate::exec;
 use crate::files;
 use crate::sys::{self, Fd, PollFd, WinSize, POLLIN, POLLOUT};
@@ -22,6 +23,7 @@ const PART: usize = 32 << 10;
 const BACKLOG: usize = 128 << 10;
 /// A terminal says late what was written to it.
 const TERMINAL_GRACE_MS: u64 = 50;
+const TERMINAL_LAST_MS: u64 = 2_000;
 /// How the host knows that its time was up.
 const LIFETIME_OVER: i32 = 99;
 
@@ -58,8 +60,16 @@ struct Command {
     marks: Option<Fd>,
     terminal: bool,
     /// As waitpid has it; not told yet: a terminal may have more to say until then.
-    ended: Option<(i32, u64)>,
+    ended: Option<Ended>,
     is_over: bool,
+}
+
+struct Ended {
+    status: i32,
+    /// When to tell it, should a terminal say nothing more until then.
+    at: u64,
+    /// And whatever it says: what was left behind may write to it for ever.
+    last: u64,
 }
 
 struct Agent {
@@ -181,7 +191,7 @@ impl Agent {
         let now = sys::now_ms();
         let mut wait: Option<u64> = self.deadline.map(|at| at.saturating_sub(now));
         for command in self.commands.values() {
-            if let (Some((_, at)), true) = (command.ended, command.terminal) {
+            if let (Some(Ended { at, .. }), true) = (&command.ended, command.terminal) {
                 // Without credit it is read from later, and that wakes us.
                 if command.outputs.iter().all(|output| output.credit() > 0) {
                     let left = at.saturating_sub(now);
@@ -297,7 +307,9 @@ impl Agent {
     fn exec(&mut self, id: u32, request: exec::Request) -> Option<()> {
         let group = if request.group {
             if self.channel.fds.is_empty() {
-                return None;
+                // It came, and this process may have no more of them.
+                self.refuse(id, Stage::Cgroup as u8, sys::EMFILE);
+                return Some(());
             }
             Some(self.channel.fds.remove(0))
         } else {
@@ -380,8 +392,8 @@ impl Agent {
                 payload[1..9].copy_from_slice(&output.sent.to_le_bytes());
                 output.sent += n as u64;
                 channel.send(wire::DATA, id, &payload);
-                if let Some((_, at)) = &mut command.ended {
-                    *at = sys::now_ms() + TERMINAL_GRACE_MS;
+                if let Some(ended) = &mut command.ended {
+                    ended.at = ended.last.min(sys::now_ms() + TERMINAL_GRACE_MS);
                 }
             }
             Err(sys::EAGAIN) => {}
@@ -481,7 +493,8 @@ impl Agent {
         self.read_status(id);
         self.read_marks(id);
         if let Some(command) = self.commands.get_mut(&id) {
-            command.ended = Some((status, sys::now_ms() + TERMINAL_GRACE_MS));
+            let now = sys::now_ms();
+            command.ended = Some(Ended { status, at: now + TERMINAL_GRACE_MS, last: now + TERMINAL_LAST_MS });
             command.stdin = None;
             command.script = None;
         }
@@ -491,8 +504,8 @@ impl Agent {
         let now = sys::now_ms();
         let Agent { channel, commands, .. } = self;
         for (id, command) in commands.iter_mut() {
-            let (status, at) = match command.ended {
-                Some(ended) if !command.is_over => ended,
+            let (status, at) = match &command.ended {
+                Some(ended) if !command.is_over => (ended.status, ended.at),
                 _ => continue,
             };
             if command.terminal && !command.outputs.is_empty() {

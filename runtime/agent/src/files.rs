@@ -48,6 +48,8 @@ const ENXIO: i32 = 6;
 const EISDIR: i32 = 21;
 const MAX_READ: u32 = 256 << 10;
 const MAX_ENTRIES: usize = 500;
+const MAX_TRIES: u32 = 100;
+const PROC_SUPER: i64 = 0x9fa0;
 
 /// None for what is no request; else what to answer.
 pub fn serve(payload: &[u8]) -> Option<Result<Vec<u8>>> {
@@ -148,16 +150,26 @@ fn open_in(path: &[u8], flags: i32, mode: u32) -> Result<Fd> {
     let root = sys::open_at(b"/", O_PATH | sys::O_DIRECTORY, 0)?;
     let how: [u64; 3] = [(flags | sys::O_CLOEXEC) as u32 as u64, mode as u64, RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT];
     let path = c(path);
-    loop {
+    // A name on the way was changed meanwhile. Not for ever: who holds a lease on the file makes it so for a minute.
+    for _ in 0..MAX_TRIES {
         let fd = unsafe { sys::syscall(sys::OPENAT2 as c_long, root.0, path.as_ptr(), how.as_ptr(), 24usize) };
         if fd >= 0 {
             return Ok(Fd(fd as i32));
         }
         match sys::errno() {
-            // A name on the way was changed meanwhile.
             sys::EAGAIN | sys::EINTR => {}
             errno => return Err(errno),
         }
+    }
+    Err(sys::EAGAIN)
+}
+
+/// Not to /proc, whither a link may lead: /proc/self is this process there, its memory among it.
+fn open_to_change(path: &[u8], flags: i32, mode: u32) -> Result<Fd> {
+    let fd = open_in(path, flags | sys::O_WRONLY | sys::O_NONBLOCK | sys::O_NOCTTY, mode)?;
+    match sys::file_system_of(fd.0)? {
+        PROC_SUPER => Err(sys::EACCES),
+        _ => Ok(fd),
     }
 }
 
@@ -263,7 +275,7 @@ fn read(path: &[u8], at: u64, length: u32) -> Result<Vec<u8>> {
 /// Flags: 1 make it, 2 empty it first, 4 it must be new, 8 at its end.
 fn write(path: &[u8], at: u64, flags: u8, mode: u32, uid: u32, gid: u32, bytes: &[u8]) -> Result<Vec<u8>> {
     const O_TRUNC: i32 = 0o1000;
-    let mut open = sys::O_WRONLY | sys::O_NONBLOCK | sys::O_NOCTTY;
+    let mut open = 0;
     if flags & 1 != 0 {
         open |= sys::O_CREAT;
     }
@@ -274,7 +286,7 @@ fn write(path: &[u8], at: u64, flags: u8, mode: u32, uid: u32, gid: u32, bytes: 
     if flags & 2 != 0 {
         open |= O_TRUNC;
     }
-    let fd = open_in(path, open, if flags & 1 != 0 { mode & 0o7777 } else { 0 })?;
+    let fd = open_to_change(path, open, if flags & 1 != 0 { mode & 0o7777 } else { 0 })?;
     let found = statx_fd(&fd)?;
     if found.mode as u32 & sys::S_IFMT != S_IFREG {
         return Err(EINVAL);
@@ -390,7 +402,7 @@ struct Change {
 /// Of the last name itself, should it be a link: then mode and size are none of its own.
 fn change_attributes(path: &[u8], change: &Change) -> Result<Vec<u8>> {
     if change.flags & 8 != 0 {
-        let fd = open_in(path, sys::O_WRONLY | sys::O_NONBLOCK | sys::O_NOCTTY, 0)?;
+        let fd = open_to_change(path, 0, 0)?;
         check(unsafe { ftruncate(fd.0, change.size as i64) })?;
     }
     let (parent, name) = match split(path) {
@@ -404,12 +416,13 @@ fn change_attributes(path: &[u8], change: &Change) -> Result<Vec<u8>> {
         check(unsafe { fchownat(parent.0, name, change.uid, change.gid, AT_SYMLINK_NOFOLLOW) })?;
     }
     if change.flags & 1 != 0 {
-        // A link on the way would be followed here, but never out of the root; its own mode cannot be changed.
+        // Of just what was opened: a link in its place might lead to this program's own file, which all sandboxes share.
         let opened = open_path(path, false)?;
         if statx_fd(&opened)?.mode as u32 & sys::S_IFMT == 0o120000 {
             return Err(sys::EOPNOTSUPP);
         }
-        check(unsafe { fchmodat(parent.0, name, change.mode & 0o7777, 0) })?;
+        let own = c(format!("/proc/self/fd/{}", opened.0).as_bytes());
+        check(unsafe { fchmodat(parent.0, own.as_ptr() as *const c_char, change.mode & 0o7777, 0) })?;
     }
     if change.flags & 4 != 0 {
         const UTIME_OMIT: i64 = (1 << 30) - 2;

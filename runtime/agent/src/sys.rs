@@ -187,6 +187,7 @@ pub const EACCES: i32 = 13;
 pub const EBUSY: i32 = 16;
 pub const EEXIST: i32 = 17;
 pub const ENOTDIR: i32 = 20;
+pub const EMFILE: i32 = 24;
 pub const EINVAL: i32 = 22;
 pub const EOPNOTSUPP: i32 = 95;
 
