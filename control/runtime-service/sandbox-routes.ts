@@ -5,6 +5,7 @@
  * Output goes out as frames with offsets (output-frames.ts), so that whoever lost the connection goes on where it was. Input is the body
  * of a request, taken as it comes.
  */
+import { constants } from 'node:os';
 import { Readable } from 'node:stream';
 import { type Static, type TSchema, Type } from '@sinclair/typebox';
 import { type FastifyReply, type FastifyRequest, fastify } from 'fastify';
@@ -180,6 +181,8 @@ export function sandboxApp(node: SandboxNode) {
     return {};
   });
   route('POST', `${command}/signal`, { body: SignalBody }, ({ command, body }) => {
+    if (!(body.signal in constants.signals))
+      throw fail('SANDBOX_BAD_REQUEST', { problem: `${body.signal} is no signal` });
     command().kill(body.signal as NodeJS.Signals);
     return {};
   });

@@ -43,6 +43,18 @@ describe('output frames', () => {
 });
 
 describe('the routes', () => {
+  it('take signals by names that there are', async () => {
+    const sent: string[] = [];
+    const command = { kill: (signal: string) => sent.push(signal) };
+    const app = sandboxApp({ get: () => ({ command: () => command }) } as unknown as SandboxNode);
+    const send = (signal: string) =>
+      app.inject({ method: 'POST', url: '/v1/sandboxes/x/commands/1/signal', payload: { signal } });
+    expect((await send('SIGHUP')).statusCode).toBe(200);
+    expect((await send('SIGFOO')).json()).toMatchObject({ error: { code: 'SANDBOX_BAD_REQUEST' } });
+    expect(sent).toEqual(['SIGHUP']);
+    await app.close();
+  });
+
   it('refuse what they do not know, and never fail of themselves', async () => {
     const gone = () => {
       throw Object.assign(new Error('no such thing'), { statusCode: 404 });

@@ -7,14 +7,14 @@ import { mkdirSync, readFileSync } from 'node:fs';
 import { getSystemErrorMap } from 'node:util';
 import { failPoint, messageOf } from '#base';
 import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
-import { kill, membersOf } from '../backend/cgroup-cleanup.ts';
+import { kill, membersOf, thawCommands } from '../backend/cgroup-cleanup.ts';
 import { STAGE_EXEC, stageText } from '../backend/launch-order.ts';
 import { fail } from '../errors.ts';
 import { environmentOf } from '../sandbox/environment.ts';
 import { type ImageUser, userFrom } from '../sandbox/user-lookup.ts';
 import type { ExecSpec } from '../sandbox-api/exec.ts';
 import { AgentFiles } from './agent-files.ts';
-import { type CommandGroups, groupOf, killGroup, outOfMemoryCount, removeGroup, thawAll } from './command-group.ts';
+import { type CommandGroups, groupOf, killGroup, outOfMemoryCount, removeGroup } from './command-group.ts';
 import { forgetCommand, lastCommandId, readCommandRecords, writeCommandRecord } from './command-record.ts';
 import type { KeeperChannel } from './keeper-channel.ts';
 import { type CommandHost, KeptCommand, WINDOW_BYTES } from './kept-command.ts';
@@ -82,7 +82,7 @@ export class AgentLink implements CommandHost {
   async reconcile(): Promise<void> {
     // It may have ended while it was taken over.
     this.refuseGone();
-    if (this.options.groups !== undefined) thawAll(this.options.groups.parent);
+    if (this.options.groups !== undefined) thawCommands(this.options.groups.parent);
     for (const command of this.all.values()) {
       if (command.isOver) continue;
       command.resume();

@@ -2,7 +2,7 @@
  * The control group of one command: below the sandbox's, in one hierarchy, the freezer's or the v2 tree. Nothing inside can leave it,
  * so killing what is in it is killing the command with all that it ever started.
  */
-import { existsSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
+import { existsSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { bytesOf, systemCode } from '#base';
 import { type MountRow, readMountInfo } from '#linux';
@@ -58,24 +58,6 @@ async function killFrozen(group: string, version: 1 | 2): Promise<void> {
     }
   }
   write(`${group}/${file}`, thawed);
-}
-
-/** Whoever froze a group may have died before it thawed it: what is in it would neither go on nor be ended. */
-export function thawAll(parent: string): void {
-  let names: string[] = [];
-  try {
-    names = readdirSync(parent);
-  } catch {
-    // The sandbox has gone.
-  }
-  for (const name of names.filter((one) => /^c\d+$/.test(one))) {
-    for (const [file, thawed] of [
-      ['freezer.state', 'THAWED'],
-      ['cgroup.freeze', '0'],
-    ] as const) {
-      if (existsSync(`${parent}/${name}/${file}`)) write(`${parent}/${name}/${file}`, thawed);
-    }
-  }
 }
 
 /** False while something is in it. */

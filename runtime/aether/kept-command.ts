@@ -372,8 +372,9 @@ export class KeptCommand implements ExecHandle {
       try {
         this.spools[stream].write(offset, bytes);
       } catch (error) {
-        if (!isFull(error)) throw error;
-        this.waitForRoom();
+        // Of the disk: no fault of the sandbox's.
+        if (systemCode(error) === undefined) throw error;
+        this.waitForRoom(messageOf(error));
         return;
       }
       this.unwritten.shift();
@@ -382,10 +383,10 @@ export class KeptCommand implements ExecHandle {
     }
   }
 
-  private waitForRoom(): void {
+  private waitForRoom(problem: string): void {
     this.fullSinceMs ??= Date.now();
     if (Date.now() - this.fullSinceMs > PATIENCE_WHEN_FULL_MS) {
-      const reason = `there is no room for its output: the disk that holds ${this.host.commands} is full`;
+      const reason = `its output cannot be kept in ${this.host.commands}: ${problem}`;
       this.lose(fail('RUNTIME_SANDBOX_GONE', { name: `${this.host.name}, command ${this.id},`, reason }), reason);
       this.killTree().catch(() => {});
       return;
@@ -407,8 +408,8 @@ export class KeptCommand implements ExecHandle {
   private note(): void {
     try {
       writeCommandRecord(this.host.commands, this.state);
-    } catch (error) {
-      if (!isFull(error)) throw error;
+    } catch {
+      // See above.
     }
   }
 
@@ -430,11 +431,6 @@ export class KeptCommand implements ExecHandle {
     this.limits[stream] = Math.max(limit, this.limits[stream]);
     this.host.send(AGENT_FRAME.credit, this.id, new PayloadWriter().u8(NUMBERS[stream]).u64(BigInt(limit)).done());
   }
-}
-
-function isFull(error: unknown): boolean {
-  const { cause } = error as { readonly cause?: unknown };
-  return [error, cause].some((one) => ['ENOSPC', 'EDQUOT'].includes(systemCode(one) ?? ''));
 }
 
 const ALL = 0xffff_ffff_ffff_ffffn;

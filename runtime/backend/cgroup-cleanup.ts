@@ -2,7 +2,7 @@
  * What is left of a sandbox in the cgroup hierarchies, v1 or v2, and how it is ended there: the group is what every
  * process of the sandbox is in, whatever it did to hide.
  */
-import { existsSync, readdirSync, readFileSync, rmdirSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { bytesOf, systemCode } from '#base';
 import { readMountInfo } from '#linux';
@@ -34,10 +34,27 @@ export async function endCgroups(id: string): Promise<void> {
     if (groups.length === 0) return;
     for (const group of groups) {
       for (const pid of membersOf(group)) kill(pid);
+      thawCommands(group);
       removeTree(group);
     }
     if (Date.now() > deadline) return;
     await delay(pauseMs);
+  }
+}
+
+/** Of a sandbox's group: who froze a command's group below it may have died at it. What is frozen neither goes on nor ends. */
+export function thawCommands(group: string): void {
+  for (const name of foldersOf(group).filter((one) => /^c\d+$/.test(one))) {
+    for (const [file, thawed] of [
+      ['freezer.state', 'THAWED'],
+      ['cgroup.freeze', '0'],
+    ] as const) {
+      try {
+        if (existsSync(`${group}/${name}/${file}`)) writeFileSync(`${group}/${name}/${file}`, thawed);
+      } catch {
+        // It has gone.
+      }
+    }
   }
 }
 
@@ -63,11 +80,17 @@ export function kill(pid: number): void {
 /** A busy group stays for the next round. */
 function removeTree(group: string): void {
   try {
-    for (const child of readdirSync(group, { withFileTypes: true })) {
-      if (child.isDirectory()) removeTree(`${group}/${child.name}`);
-    }
+    for (const name of foldersOf(group)) removeTree(`${group}/${name}`);
     rmdirSync(group);
   } catch {
     // Gone, or still busy.
+  }
+}
+
+function foldersOf(group: string): string[] {
+  try {
+    return readdirSync(group, { withFileTypes: true }).flatMap((child) => (child.isDirectory() ? [child.name] : []));
+  } catch {
+    return [];
   }
 }

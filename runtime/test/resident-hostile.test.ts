@@ -8,6 +8,7 @@ import { AgentFiles } from '../aether/agent-files.ts';
 import { commandGroupsOf, groupOf } from '../aether/command-group.ts';
 import { findAgent } from '../backend/agent-binary.ts';
 import { PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
+import { reclaimSandboxes } from '../index.ts';
 import type { ResidentSandbox } from '../node/resident-sandbox.ts';
 import { HEAD, processesOf, ResidentSite, say, TAIL, told, until } from './resident-fixture.ts';
 import { canRun } from './sandbox-fixture.ts';
@@ -22,7 +23,10 @@ const failure = (promise: Promise<unknown>) =>
   );
 
 describe('copies out of a sandbox', () => {
-  const host = fs.mkdtempSync(join(tmpdir(), 'dsec-hostile-'));
+  let host: string;
+  beforeAll(() => {
+    host = fs.mkdtempSync(join(tmpdir(), 'dsec-hostile-'));
+  });
   afterAll(() => fs.rmSync(host, { recursive: true, force: true }));
   const [FOLDER, FILE, LINK] = [0o040755, 0o100644, 0o120777];
   const status = (out: PayloadWriter, mode: number, size = 0) =>
@@ -136,6 +140,18 @@ describe.skipIf(agent === undefined || !canRun())('a sandbox that means harm', {
     expect(await say(box, 'echo on')).toBe('on\n');
   });
 
+  it('gives commands of a session none of those that the session is fed and answers by', async () => {
+    const shell = await box.openShell();
+    const { stdout } = await shell.run('sh -c "cd /proc/self/fd; ls -l" | sed -n "s/.* \\([0-9]*\\) -> .*/\\1/p"');
+    expect(
+      String(stdout)
+        .split('\n')
+        .filter((name) => Number(name) > 3),
+    ).toEqual([]);
+    expect(String(stdout)).toContain('0\n1\n2\n');
+    await shell.close();
+  });
+
   it('does not hold its agent up by a lease on a file', async () => {
     await say(box, 'echo content > /dev/shm/leased');
     const path = `/proc/${agentOf(box)}/root/dev/shm/leased`;
@@ -207,6 +223,24 @@ describe.skipIf(agent === undefined || !canRun())('a sandbox that means harm', {
     box = all.node.get(box.name);
     expect(await all.node.stop(frozen.name, { timeMs: 0 })).toMatchObject({ reason: 'stopped' });
   });
+
+  it('is not frozen for ever when nobody is left', async () => {
+    const other = await ResidentSite.open();
+    const frozen = await other.create();
+    const command = await frozen.exec({ args: ['sleep', '1000'] });
+    const group = groupOf(commandGroupsOf(frozen.facts.id)!, command.id);
+    const file = fs.existsSync(`${group}/freezer.state`) ? 'freezer.state' : 'cgroup.freeze';
+    fs.writeFileSync(`${group}/${file}`, file === 'freezer.state' ? 'FROZEN' : '1');
+    other.node.close();
+    const parent = /^PPid:\s+(\d+)/m.exec(fs.readFileSync(`/proc/${agentOf(frozen)}/status`, 'utf8'))![1];
+    process.kill(Number(parent), 'SIGKILL');
+    await until('all is undone', async () => {
+      await reclaimSandboxes(other.site.folders);
+      return processesOf(frozen).length === 0 && !fs.existsSync(group);
+    });
+    await other.restart();
+    await other.remove();
+  });
 });
 
 describe.skipIf(agent === undefined || !canRun())('a sandbox that fills the disk', { timeout: 180_000 }, () => {
@@ -253,7 +287,7 @@ describe.skipIf(agent === undefined || !canRun())('a sandbox that fills the disk
     const waiting = await other.exec({ args: ['cat'], stdin: true });
     fill();
     await waiting.write(Buffer.alloc(20_000));
-    await expect(waiting.wait()).rejects.toThrow(/no room for its output/);
+    await expect(waiting.wait()).rejects.toThrow(/its output cannot be kept in .* no space left/);
     expect(await full.stop({ timeMs: 0 })).toMatchObject({ reason: 'stopped' });
     fs.rmSync(filler());
     expect(await say(other, 'echo on')).toBe('on\n');
