@@ -35,9 +35,17 @@ const NO_REPLY = Number.MIN_SAFE_INTEGER;
 /** Bytes; a negative errno or 0; or what fills the buffer that all replies share: called when the reply is about to leave. */
 type Result = Buffer | number | ((reply: Buffer) => number);
 
+/**
+ * With all of its pages there. The kernel copies requests into it page by page; a page that it has to bring first cannot be had by a process that
+ * is being killed, and the request would end with EIO instead of waiting for the next server.
+ */
+function residentBuffer(lengthBytes: number): Buffer {
+  return Buffer.allocUnsafeSlow(lengthBytes).fill(0);
+}
+
 export class FileRequests {
   /** Where the next request goes. */
-  request: Buffer = Buffer.alloc(REQUEST_BYTES);
+  request: Buffer = residentBuffer(REQUEST_BYTES);
   /** Bytes of reads and writes that wait for the target. */
   heldBytes = 0;
   /** Requests that wait for the target. */
@@ -48,7 +56,7 @@ export class FileRequests {
   readonly #immediate: Immediate | undefined;
   readonly #extents: Extents | undefined;
   readonly #blocks: WholeBlocks;
-  readonly #reply = Buffer.alloc(REPLY_HEADER_BYTES + MAX_TRANSFER_BYTES);
+  readonly #reply = residentBuffer(REPLY_HEADER_BYTES + MAX_TRANSFER_BYTES);
   readonly #header = fuse.emptyHeader();
   readonly #timeSec = Math.floor(Date.now() / 1000);
   readonly #onAnswered: () => void;
@@ -154,7 +162,7 @@ export class FileRequests {
   }
 
   #keepRequest(data: Buffer): Buffer {
-    this.request = this.#spare ?? Buffer.alloc(REQUEST_BYTES);
+    this.request = this.#spare ?? residentBuffer(REQUEST_BYTES);
     this.#spare = undefined;
     return data;
   }
