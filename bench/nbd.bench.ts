@@ -4,11 +4,11 @@
  * is one, so that the servers are measured and not the disk. Processor time of the servers is told beside it.
  */
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
-import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { closeSync, existsSync, mkdtempSync, openSync, readFileSync, rmSync, statfsSync, writeSync } from 'node:fs';
+import { existsSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
 import { join } from 'node:path';
 import { atLeast, type Benchmark, type Result, round } from './benchmark.ts';
+import { BLOCK_LOADS, runLoad, writeNoise } from './block-loads.ts';
 import { projectRoot } from './dsec-command.ts';
 import { numberOption } from './options.ts';
 import { printTable } from './results.ts';
@@ -19,14 +19,8 @@ import { needSpace, withScratch } from './work-folder.ts';
 const MIB = 1024 * 1024;
 const TMPFS = 0x01021994;
 
-const LOADS = [
-  { name: 'random 4 KiB read', rw: 'randread', bs: '4k', depth: 1, share: 0.25 },
-  { name: 'random 4 KiB read, 16 at once', rw: 'randread', bs: '4k', depth: 16, share: 0.5 },
-  { name: 'sequential 1 MiB read, 4 at once', rw: 'read', bs: '1m', depth: 4, share: 2 },
-  { name: 'random 4 KiB write', rw: 'randwrite', bs: '4k', depth: 1, share: 0.25 },
-  { name: 'random 4 KiB write, 16 at once', rw: 'randwrite', bs: '4k', depth: 16, share: 0.5 },
-  { name: 'sequential 1 MiB write, 4 at once', rw: 'write', bs: '1m', depth: 4, share: 2 },
-] as const;
+/** What a load moves, of the disk. */
+const SHARES = [0.25, 0.5, 2, 0.25, 0.5, 2];
 
 export const benchmark: Benchmark = {
   name: 'nbd',
@@ -61,17 +55,17 @@ async function measure(scratch: string): Promise<Result> {
     const details: Record<string, unknown> = {};
     const ratios: number[] = [];
     let first: { p50: number; p99: number } | undefined;
-    for (const load of LOADS) {
-      const bytes = Math.max(4 * MIB, Math.round((sizeBytes * load.share) / MIB) * MIB);
+    for (const [i, load] of BLOCK_LOADS.entries()) {
+      const bytes = Math.max(4 * MIB, Math.round((sizeBytes * SHARES[i]!) / MIB) * MIB);
       const cpu = { ours: [] as number[], theirs: [] as number[] };
       const run = (server: Server, into: number[]) => async () => {
         const before = cpuMs(server.child);
-        const ms = await fio(server.uri, load, sizeBytes, bytes);
+        const ms = await runLoad(through(server), load, sizeBytes, bytes);
         into.push(cpuMs(server.child) - before);
         return ms;
       };
       // Both have served for a while before it counts.
-      for (const { uri } of servers) await fio(uri, load, sizeBytes, Math.min(bytes, 16 * MIB));
+      for (const server of servers) await runLoad(through(server), load, sizeBytes, Math.min(bytes, 16 * MIB));
       const pairs = await inTurn(n, run(ours, cpu.ours), run(theirs, cpu.theirs));
       const rate = (ms: number) =>
         load.bs === '1m' ? `${((bytes / MIB / ms) * 1000).toFixed(0)} MiB/s` : `${(bytes / 4096 / ms).toFixed(1)} k/s`;
@@ -117,11 +111,7 @@ function diskFolder(scratch: string, sizeBytes: number): string {
   return scratch;
 }
 
-function writeNoise(path: string, sizeBytes: number): void {
-  const fd = openSync(path, 'w');
-  for (let at = 0; at < sizeBytes; at += MIB) writeSync(fd, randomBytes(MIB));
-  closeSync(fd);
-}
+const through = ({ uri }: Server) => ['--ioengine=nbd', `--uri=${uri}`];
 
 async function startOurs(raw: string, socket: string): Promise<Server> {
   const program = join(projectRoot(), 'bin/dsec');
@@ -139,38 +129,6 @@ async function startQemu(image: string, socket: string): Promise<Server> {
     await new Promise((done) => setTimeout(done, 10));
   }
   return { child, uri: `nbd+unix:///?socket=${socket}` };
-}
-
-/** Milliseconds that fio's job took. */
-async function fio(uri: string, load: (typeof LOADS)[number], sizeBytes: number, bytes: number): Promise<number> {
-  const child = spawn(
-    'fio',
-    [
-      '--name=load',
-      '--ioengine=nbd',
-      `--uri=${uri}`,
-      `--size=${sizeBytes}`,
-      `--io_size=${bytes}`,
-      `--rw=${load.rw}`,
-      `--bs=${load.bs}`,
-      `--iodepth=${load.depth}`,
-      '--randrepeat=0',
-      '--norandommap',
-      '--output-format=json',
-    ],
-    { stdio: ['ignore', 'pipe', 'inherit'] },
-  );
-  let text = '';
-  child.stdout.setEncoding('utf8').on('data', (more: string) => {
-    text += more;
-  });
-  const [status] = await once(child, 'close');
-  if (status !== 0) throw new Error(`fio ended with ${status}`);
-  const [job] = JSON.parse(text.slice(text.indexOf('{'))).jobs;
-  if (job.error !== 0) throw new Error(`fio: error ${job.error}`);
-  const side = load.rw.endsWith('read') ? job.read : job.write;
-  // In steps of a millisecond `runtime` is too coarse for the short ones.
-  return (side.total_ios / side.iops) * 1000;
 }
 
 /** User and system time; clock ticks are 10 ms on every Linux that Node runs on. */

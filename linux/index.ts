@@ -22,6 +22,7 @@ export { takeDescriptor } from './pidfd.ts';
 export * from './pipe.ts';
 export * from './process.ts';
 export { readNow } from './read-now.ts';
+export { replaceFile, syncFolder } from './replace-file.ts';
 export { receiveNow, sendNow } from './send-now.ts';
 export {
   type BlobDigests,

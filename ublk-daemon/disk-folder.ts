@@ -10,13 +10,12 @@
  */
 import { randomUUID } from 'node:crypto';
 import { existsSync } from 'node:fs';
-import { mkdir, open, readdir, rename, rm } from 'node:fs/promises';
+import { mkdir, readdir, rename, rm } from 'node:fs/promises';
 import { dirname, isAbsolute, join, resolve } from 'node:path';
 import { failPoint, systemCode } from '#base';
+import { replaceFile, syncFolder } from '#linux';
 import { type DiskConfig, diskConfigText, lowerPlaces, readDiskConfig } from './config/config-v1.ts';
 import { fail } from './errors.ts';
-import { writeAll } from './layer/byte-sink.ts';
-import { syncFolder } from './layer/commit.ts';
 import { openStack } from './layer/stack.ts';
 import { type LayerPlace, lowerOfPlace, type OpenStoreLayer, placeText } from './layer/store-layer.ts';
 import { SECTOR } from './lsmt/header.ts';
@@ -284,16 +283,7 @@ export async function readConfig(folder: string): Promise<DiskConfig> {
 
 /** Safe when the folder has been synced, which the caller does: when that fails the new one counts all the same. */
 export async function replaceConfig(path: string, config: DiskConfig): Promise<void> {
-  const part = `${path}.new`;
-  const file = await open(part, 'w', 0o600);
-  try {
-    await writeAll(file, Buffer.from(diskConfigText(config)), 0);
-    await file.sync();
-  } finally {
-    await file.close();
-  }
-  failPoint('disk-config-written');
-  await rename(part, path);
+  await replaceFile(path, diskConfigText(config), { onWritten: () => failPoint('disk-config-written') });
 }
 
 export async function removeStrays(folder: string, config: Pick<DiskConfig, 'lowers' | 'upper'>): Promise<void> {

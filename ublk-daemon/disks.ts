@@ -7,7 +7,7 @@ import { mkdir, mkdtemp, open, readdir, rm, stat } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
 import { failPoint, messageOf, systemCode } from '#base';
-import { dataRuns, type FileLock, withLock } from '#linux';
+import { dataRuns, type FileLock, syncFolder, withLock } from '#linux';
 import { type DiskConfig, type LowerConfig, lowerPlaces, readDiskConfig } from './config/config-v1.ts';
 import {
   createDisk,
@@ -26,7 +26,6 @@ import {
   type UpperMode,
 } from './disk-folder.ts';
 import { fail } from './errors.ts';
-import { syncFolder } from './layer/commit.ts';
 import { mergeLayers } from './layer/merge-layers.ts';
 import { openStack } from './layer/stack.ts';
 import { type LayerPlace, type StoreLayer, storeLayerOf } from './layer/store-layer.ts';

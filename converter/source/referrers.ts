@@ -6,6 +6,7 @@
 import { type Digest, digestOf, hexOf, isDigest } from '#base';
 import { discard } from './http-client.ts';
 import { MAX_DOCUMENT_BYTES } from './manifest.ts';
+import { uploadManifest } from './manifest-upload.ts';
 import { OCI_INDEX, OCI_MANIFEST } from './media-types.ts';
 import type { RegistryRequest, RegistrySession } from './registry-session.ts';
 
@@ -51,14 +52,14 @@ export async function putReferrer(
   signal?: AbortSignal,
 ): Promise<void> {
   const digest = digestOf(bytes);
-  const keepsList = await put(session, repository, digest, bytes, OCI_MANIFEST, signal);
+  const keepsList = await uploadManifest(session, repository, digest, bytes, OCI_MANIFEST, signal);
   if (keepsList) return;
   const others = ((await tagged(session, repository, subject, signal)) ?? []).filter(
     (one) => one.artifactType !== artifactType,
   );
   const entry: Referrer = { mediaType: OCI_MANIFEST, digest, size: bytes.length, artifactType, annotations };
   const index = { schemaVersion: 2, mediaType: OCI_INDEX, manifests: [...others, entry] };
-  await put(session, repository, tagOf(subject), Buffer.from(JSON.stringify(index)), OCI_INDEX, signal);
+  await uploadManifest(session, repository, tagOf(subject), Buffer.from(JSON.stringify(index)), OCI_INDEX, signal);
 }
 
 function tagOf(subject: Digest): string {
@@ -121,32 +122,4 @@ function referrersIn(index: unknown): Referrer[] {
 
 function isTexts(value: unknown): value is Record<string, string> {
   return typeof value === 'object' && value !== null && Object.values(value).every((text) => typeof text === 'string');
-}
-
-/** Whether the registry has noted the subject. */
-async function put(
-  session: RegistrySession,
-  repository: string,
-  reference: string,
-  bytes: Buffer,
-  mediaType: string,
-  signal: AbortSignal | undefined,
-): Promise<boolean> {
-  return session.run(signal, async () => {
-    const request: RegistryRequest = {
-      method: 'PUT',
-      url: await session.url(`${repository}/manifests/${reference}`),
-      repository,
-      scope: `repository:${repository}:pull,push`,
-      action: `upload of manifest ${reference} to ${repository}`,
-      headers: { 'content-type': mediaType, 'content-length': String(bytes.length) },
-      body: () => bytes,
-      signal,
-    };
-    const response = await session.exchange(request);
-    if (![200, 201, 202].includes(response.status)) throw await session.refusal(response, request);
-    const noted = response.header('oci-subject') !== undefined;
-    discard(response);
-    return noted;
-  });
 }

@@ -11,6 +11,7 @@ import { mountBlob, type OpenStream, uploadBlob } from './blob-upload.ts';
 import { discard } from './http-client.ts';
 import { JsonFields } from './json-fields.ts';
 import { documentType, MAX_DOCUMENT_BYTES } from './manifest.ts';
+import { uploadManifest } from './manifest-upload.ts';
 import { ACCEPTED_MANIFESTS } from './media-types.ts';
 import { listReferrers, type NewReferrer, putReferrer, type Referrer } from './referrers.ts';
 import { type RegistryClientOptions, type RegistryRequest, RegistrySession } from './registry-session.ts';
@@ -166,24 +167,7 @@ export class RegistryClient {
     mediaType: string,
     signal?: AbortSignal,
   ): Promise<Digest> {
-    const session = this.#session;
-    await session.run(signal, async () => {
-      const request: RegistryRequest = {
-        method: 'PUT',
-        url: await session.url(`${repository}/manifests/${reference}`),
-        repository,
-        scope: `repository:${repository}:pull,push`,
-        action: `upload of manifest ${reference} to ${repository}`,
-        headers: { 'content-type': mediaType, 'content-length': String(bytes.length) },
-        body: () => bytes,
-        signal,
-      };
-      const response = await session.exchange(request);
-      if (response.status !== 201 && response.status !== 200 && response.status !== 202) {
-        throw await session.refusal(response, request);
-      }
-      discard(response);
-    });
+    await uploadManifest(this.#session, repository, reference, bytes, mediaType, signal);
     return digestOf(bytes);
   }
 

@@ -5,6 +5,7 @@
 import { chmod, type FileHandle, mkdir, open, stat } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { systemCode } from '#base';
+import { syncFolder } from '#linux';
 
 export const FILE_MODE = 0o644;
 export const FOLDER_MODE = 0o755;
@@ -34,18 +35,6 @@ function notAFolder(path: string): Error {
 
 function unlessGone(error: unknown): void {
   if (systemCode(error) !== 'ENOENT') throw error;
-}
-
-/** Makes the names in a folder durable. File systems that cannot are let be: they have nothing better to offer. */
-export async function syncFolder(path: string): Promise<void> {
-  const folder = await open(path, 'r');
-  try {
-    await folder.sync();
-  } catch (error) {
-    if (!['EINVAL', 'ENOTSUP', 'ENOSYS'].includes(systemCode(error) ?? '')) throw error;
-  } finally {
-    await folder.close();
-  }
 }
 
 /** A new file with these bytes, 0644. `sync`: on disk before this returns. */

@@ -28,10 +28,11 @@ import {
 import { dirname, join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { type Digest, digestFromHex, digestOf, hexOf, isDigest, systemCode } from '#base';
+import { syncFolder } from '#linux';
 import { fail } from '../errors.ts';
 import { removeFile, replaceDamaged, settle, sizeOf, undefinedIfMissing } from './blob-file.ts';
 import type { BlobStore, DamagedRef, Hold, Ref, Staging } from './blob-store.ts';
-import { ensureFolder, FILE_MODE, readFully, syncFolder, writeNewFile } from './durable-file.ts';
+import { ensureFolder, FILE_MODE, readFully, writeNewFile } from './durable-file.ts';
 import { tryLock } from './file-lock.ts';
 import { checkRecordKey, isImageName, isRecordKey, parseImageName } from './image-name.ts';
 import { parseDescriptor } from './ref-file.ts';

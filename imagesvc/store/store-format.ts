@@ -6,8 +6,9 @@ import { randomBytes } from 'node:crypto';
 import { readdir, readFile, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { systemCode } from '#base';
+import { syncFolder } from '#linux';
 import { fail } from '../errors.ts';
-import { syncFolder, writeNewFile } from './durable-file.ts';
+import { writeNewFile } from './durable-file.ts';
 
 export const FORMAT_FILE = 'dsec-store.json';
 export const FORMAT_VERSION = 1;

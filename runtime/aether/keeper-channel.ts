@@ -5,7 +5,6 @@
 import { spawn } from 'node:child_process';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
-import { messageOf } from '#base';
 import type { AgentBinary } from '../backend/agent-binary.ts';
 import {
   FRAME,
@@ -17,6 +16,7 @@ import {
   PROTOCOL_VERSION,
 } from '../backend/agent-wire.ts';
 import { LaunchFailure } from '../backend/launcher-channel.ts';
+import { readFrames } from '../backend/socket-frames.ts';
 import { fail } from '../errors.ts';
 
 export const KEPT_STATES = ['held', 'begun', 'running', 'ended', 'failed'] as const;
@@ -61,26 +61,19 @@ export class KeeperChannel {
     for (const { id } of kept) this.early.set(id, []);
     this.nextId = Math.max(0, ...kept.map(({ id }) => id)) + 1;
     for (const frame of first) this.receive(frame);
-    socket.on('data', (bytes: Buffer) => {
-      try {
-        for (const frame of rest.push(bytes)) this.receive(frame);
-      } catch (error) {
-        socket.destroy(error instanceof Error ? error : new Error(messageOf(error)));
-      }
-    });
-    let problem = 'it has ended';
-    socket.on('error', (error) => {
-      problem = messageOf(error);
-    });
-    socket.on('end', () => socket.destroy());
     this.closed = new Promise((resolve) => {
-      socket.once('close', () => {
-        this.isClosed = true;
-        const error = fail('RUNTIME_KEEPER_GONE', { reason: problem });
-        for (const resume of this.holding.values()) resume(-1);
-        for (const events of [...this.events.values()]) events.lost(error);
-        resolve();
-      });
+      readFrames(
+        socket,
+        rest,
+        (frame) => this.receive(frame),
+        (reason) => {
+          this.isClosed = true;
+          const error = fail('RUNTIME_KEEPER_GONE', { reason });
+          for (const resume of this.holding.values()) resume(-1);
+          for (const events of [...this.events.values()]) events.lost(error);
+          resolve();
+        },
+      );
     });
   }
 

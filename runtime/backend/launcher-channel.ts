@@ -4,10 +4,10 @@
  */
 import type { Duplex } from 'node:stream';
 import { getSystemErrorMap } from 'node:util';
-import { messageOf } from '#base';
 import { fail } from '../errors.ts';
 import { FRAME, type Frame, FrameParser, frameBytes, PayloadReader, PROTOCOL_VERSION } from './agent-wire.ts';
 import { stageText } from './launch-order.ts';
+import { readFrames } from './socket-frames.ts';
 
 export interface LauncherReady {
   readonly pid: number;
@@ -70,26 +70,17 @@ export class LauncherChannel {
     const ready = settled<LauncherReady>();
     this.ready = ready.promise;
     this.noteReady = ready;
-    const parser = new FrameParser();
-    socket.on('data', (bytes: Buffer) => {
-      try {
-        for (const frame of parser.push(bytes)) this.receive(frame);
-      } catch (error) {
-        socket.destroy(error instanceof Error ? error : new Error(messageOf(error)));
-      }
-    });
-    let problem = 'it has ended';
-    socket.on('error', (error) => {
-      problem = messageOf(error);
-    });
-    // Its end closes; there is nothing half open here.
-    socket.on('end', () => socket.destroy());
     this.closed = new Promise((resolve) => {
-      socket.once('close', () => {
-        this.isClosed = true;
-        this.abandon(problem);
-        resolve();
-      });
+      readFrames(
+        socket,
+        new FrameParser(),
+        (frame) => this.receive(frame),
+        (problem) => {
+          this.isClosed = true;
+          this.abandon(problem);
+          resolve();
+        },
+      );
     });
   }
 

@@ -2,11 +2,11 @@
  * Which disks are attached how: `table.json` in the daemon's state folder, replaced by renaming a synced file over it. What was written
  * is there after a crash; a table that cannot be read as a whole is refused, since a disk left out of it would be forgotten.
  */
-import { open, readFile, rename, rm } from 'node:fs/promises';
-import { join } from 'node:path';
+import { readFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 import { failPoint, messageOf, systemCode } from '#base';
+import { replaceFile, syncFolder } from '#linux';
 import { fail } from '../errors.ts';
-import { syncFolder } from '../layer/commit.ts';
 import { WAY_NAMES, type WayName, type WayRecord } from './way-out.ts';
 
 const FORMAT = 'dsec-attached-disks';
@@ -71,20 +71,10 @@ export class DiskTable {
   }
 
   async #replace(text: string): Promise<void> {
-    const fresh = `${this.path}.new`;
     try {
-      const file = await open(fresh, 'w', 0o600);
-      try {
-        await file.writeFile(text);
-        await file.sync();
-      } finally {
-        await file.close();
-      }
-      failPoint('ublkd-table-written');
-      await rename(fresh, this.path);
-      await syncFolder(join(this.path, '..'));
+      await replaceFile(this.path, text, { onWritten: () => failPoint('ublkd-table-written') });
+      await syncFolder(dirname(this.path));
     } catch (error) {
-      await rm(fresh, { force: true }).catch(() => {});
       throw fail('UBLKD_TABLE_WRITE', { file: this.path, reason: messageOf(error) }, error);
     }
   }

@@ -6,6 +6,7 @@
  */
 import { type FileHandle, open, rename, rm } from 'node:fs/promises';
 import { dirname } from 'node:path';
+import { syncFolder } from '#linux';
 import { type ByteSource, readBytes } from '../byte-source.ts';
 import { SECTOR } from '../lsmt/header.ts';
 import { type LayerIdentity, SealedWriter } from '../lsmt/sealed-writer.ts';
@@ -87,14 +88,4 @@ async function writeInto(
     sizeBytes += end.length;
   }
   return { sizeBytes, segments: writer.segments };
-}
-
-/** Makes a new name in the folder safe. */
-export async function syncFolder(path: string): Promise<void> {
-  const folder = await open(path, 'r');
-  try {
-    await folder.sync();
-  } finally {
-    await folder.close();
-  }
 }

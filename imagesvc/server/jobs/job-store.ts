@@ -3,11 +3,10 @@
  * alone, since a waiting job may hold credentials of a registry. One service owns the folder.
  */
 import { mkdirSync } from 'node:fs';
-import { chmod, open, readdir, readFile, rename, rm } from 'node:fs/promises';
+import { chmod, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type FileLock, tryLock } from '#linux';
+import { type FileLock, replaceFile, syncFolder, tryLock } from '#linux';
 import { fail } from '../../errors.ts';
-import { syncFolder } from '../../store/durable-file.ts';
 import { JOB_STATES, type Job } from './job.ts';
 
 const NAME = /^[0-9a-f]{24}\.json$/;
@@ -74,14 +73,7 @@ export class JobStore {
 
   async #replace(id: string, text: string): Promise<void> {
     const fresh = join(this.#folder, `.${id}.tmp`);
-    const file = await open(fresh, 'w', 0o600);
-    try {
-      await file.writeFile(text);
-      await file.sync();
-    } finally {
-      await file.close();
-    }
-    await rename(fresh, join(this.#folder, `${id}.json`));
+    await replaceFile(join(this.#folder, `${id}.json`), text, { fresh });
     await syncFolder(this.#folder);
   }
 }
