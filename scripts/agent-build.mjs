@@ -43,7 +43,9 @@ export function findRustc() {
 
 /** @param {string} root @returns {string[]} Paths from the root, sorted. */
 function sources(root) {
-  const files = readdirSync(join(root, FOLDER, 'src')).filter((name) => name.endsWith('.rs'));
+  const files = readdirSync(join(root, FOLDER, 'src'), { recursive: true, encoding: 'utf8' }).filter((name) =>
+    name.endsWith('.rs'),
+  );
   return [...files.map((name) => `${FOLDER}/src/${name}`), `${FOLDER}/Cargo.toml`].sort();
 }
 

@@ -15,9 +15,6 @@ export const CAPABILITIES = [
   'files',
   'memory-limit',
   'pids-limit',
-  'pause',
-  'network-policy',
-  'fork',
 ] as const;
 
 export type Capability = (typeof CAPABILITIES)[number];

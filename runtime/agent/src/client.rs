@@ -162,10 +162,7 @@ fn converse(mut channel: Channel, node: &[u8], command: &[Vec<u8>]) -> i32 {
         if polls[0].revents & !POLLOUT == 0 {
             continue;
         }
-        let (frames, open) = match channel.receive(wire::MAX_PAYLOAD) {
-            Received::Frames(frames) => (frames, true),
-            Received::Gone(frames) => (frames, false),
-        };
+        let Received { frames, open } = channel.receive(wire::MAX_PAYLOAD);
         for frame in frames {
             match handle(frame, &mut channel, &mut state) {
                 Next::Go => {}

@@ -203,15 +203,9 @@ impl Keeper {
             Some(control) => control,
             None => return,
         };
-        if ready & POLLOUT != 0 {
-            control.flush();
-        }
-        if ready & !POLLOUT == 0 {
-            return;
-        }
-        let (frames, open) = match control.receive(wire::MAX_PAYLOAD) {
-            Received::Frames(frames) => (frames, true),
-            Received::Gone(frames) => (frames, false),
+        let Received { frames, open } = match control.exchange(ready, wire::MAX_PAYLOAD) {
+            Some(received) => received,
+            None => return,
         };
         if !open {
             self.control = None;
@@ -368,15 +362,9 @@ impl Keeper {
             Some(channel) => channel,
             None => return,
         };
-        if ready & POLLOUT != 0 {
-            channel.flush();
-        }
-        if ready & !POLLOUT == 0 {
-            return;
-        }
-        let (frames, open) = match channel.receive(MAX_FROM_AGENT) {
-            Received::Frames(frames) => (frames, true),
-            Received::Gone(frames) => (frames, false),
+        let Received { frames, open } = match channel.exchange(ready, MAX_FROM_AGENT) {
+            Some(received) => received,
+            None => return,
         };
         channel.fds.clear();
         if !open {

@@ -181,15 +181,9 @@ impl Launcher {
     }
 
     fn read_control(&mut self, ready: i16) -> bool {
-        if ready & POLLOUT != 0 {
-            self.control.flush();
-        }
-        if ready & !POLLOUT == 0 {
-            return true;
-        }
-        let (frames, open) = match self.control.receive(wire::MAX_PAYLOAD) {
-            Received::Frames(frames) => (frames, true),
-            Received::Gone(frames) => (frames, false),
+        let Received { frames, open } = match self.control.exchange(ready, wire::MAX_PAYLOAD) {
+            Some(received) => received,
+            None => return true,
         };
         if !open {
             return false;
@@ -266,15 +260,9 @@ impl Launcher {
             Some(status) => status,
             None => return,
         };
-        if ready & POLLOUT != 0 {
-            status.flush();
-        }
-        if ready & !POLLOUT == 0 {
-            return;
-        }
-        let (frames, open) = match status.receive(8192) {
-            Received::Frames(frames) => (frames, true),
-            Received::Gone(frames) => (frames, false),
+        let Received { frames, open } = match status.exchange(ready, 8192) {
+            Some(received) => received,
+            None => return,
         };
         let masters = std::mem::take(&mut status.fds);
         let client = sandbox.client;
@@ -374,19 +362,14 @@ impl Launcher {
             Some(client) => client,
             None => return,
         };
-        if ready & POLLOUT != 0 {
-            client.channel.flush();
-        }
+        let received = client.channel.exchange(ready, wire::MAX_PAYLOAD);
         if client.closing && !client.channel.is_sending() {
             self.clients.remove(&id);
             return;
         }
-        if ready & !POLLOUT == 0 {
-            return;
-        }
-        let (frames, open) = match client.channel.receive(wire::MAX_PAYLOAD) {
-            Received::Frames(frames) => (frames, true),
-            Received::Gone(frames) => (frames, false),
+        let Received { frames, open } = match received {
+            Some(received) => received,
+            None => return,
         };
         let mut gone = !open;
         for frame in frames {

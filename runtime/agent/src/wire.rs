@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use crate::sys::{self, Fd, EAGAIN};
+use crate::sys::{self, Fd, EAGAIN, POLLOUT};
 
 pub const HEADER: usize = 9;
 /// Of a payload. An order holds an environment and arguments, which the kernel limits to about two megabytes.
@@ -160,10 +160,10 @@ pub struct Channel {
     max_fds: usize,
 }
 
-pub enum Received {
-    Frames(Vec<Frame>),
-    /// The other end has gone, or sent what no frame can be.
-    Gone(Vec<Frame>),
+pub struct Received {
+    pub frames: Vec<Frame>,
+    /// False: the other end has gone, or sent what no frame can be.
+    pub open: bool,
 }
 
 impl Channel {
@@ -181,13 +181,24 @@ impl Channel {
         }
     }
 
+    /// What poll said of it: sends what waits, takes what came. None: nothing came.
+    pub fn exchange(&mut self, ready: i16, limit: usize) -> Option<Received> {
+        if ready & POLLOUT != 0 {
+            self.flush();
+        }
+        if ready & !POLLOUT == 0 {
+            return None;
+        }
+        Some(self.receive(limit))
+    }
+
     pub fn receive(&mut self, limit: usize) -> Received {
         let mut frames = Vec::new();
         let mut part = vec![0u8; 64 << 10];
         // Bounded, so that one that never stops sending does not hold up the others.
         for _ in 0..16 {
             match sys::receive_with_fds(self.fd.0, &mut part, 0) {
-                Ok((0, _)) => return Received::Gone(frames),
+                Ok((0, _)) => return Received { frames, open: false },
                 Ok((n, fds)) => {
                     self.input.extend_from_slice(&part[..n]);
                     for fd in fds {
@@ -196,17 +207,17 @@ impl Channel {
                         }
                     }
                     if !self.cut(&mut frames, limit) {
-                        return Received::Gone(frames);
+                        return Received { frames, open: false };
                     }
                     if n < part.len() {
                         break;
                     }
                 }
                 Err(EAGAIN) => break,
-                Err(_) => return Received::Gone(frames),
+                Err(_) => return Received { frames, open: false },
             }
         }
-        Received::Frames(frames)
+        Received { frames, open: true }
     }
 
     fn cut(&mut self, frames: &mut Vec<Frame>, limit: usize) -> bool {
