@@ -220,7 +220,11 @@ describe('users that are not root', () => {
   test('serve devices of their own, which are theirs alone', async () => {
     // What udev does where a rule says so.
     const udev = setInterval(() => {
-      for (const name of devices()) if (statSync(`/dev/${name}`).uid !== USER) chownSync(`/dev/${name}`, USER, USER);
+      for (const name of devices()) {
+        const path = `/dev/${name}`;
+        const found = statSync(path, { throwIfNoEntry: false }); // it may go between the listing and this
+        if (found && found.uid !== USER) chownSync(path, USER, USER);
+      }
     }, 20);
     try {
       const { child, output } = serve();
