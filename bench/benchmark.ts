@@ -26,7 +26,8 @@ export interface Result {
   /** Of our side, in `unit`. */
   readonly p50: number;
   readonly p99: number;
-  readonly unit: 'ms' | 'bytes' | 'MB/s';
+  /** `ratio`: of sizes that have none of their own. */
+  readonly unit: 'ms' | 'bytes' | 'MB/s' | 'ratio';
   readonly [detail: string]: unknown;
 }
 

@@ -79,6 +79,11 @@ export async function writePackageImage(
   return image;
 }
 
+/** A layer of such packages alone, as tar.gz beside `path`: what a workspace or a toolkit consists of. */
+export function packageLayer(path: string, seed: string, packages: readonly string[]): Promise<LayoutLayer> {
+  return compressed(writePackages(path, seed, packages));
+}
+
 /** Some of its packages, apart from each other, with at least this part of its bytes: what a command would use of it. */
 export function somePackages(image: PackageImage, part: number, seed: number): string[] {
   const count = Math.max(1, Math.ceil(image.packages.length * part));

@@ -41,9 +41,20 @@ export class RuntimeServiceProcess {
     return new RuntimeServiceProcess(child, dsec);
   }
 
+  get pid(): number {
+    return this.#process.pid!;
+  }
+
   /** As a user types it: bin/dsec by itself, which goes to the service. */
   run(args: readonly string[]): Promise<Measured> {
     return timedCommand([this.#dsec.program, ...args], { env: { ...this.#dsec.env, PATH: '/nonexistent' } });
+  }
+
+  /** Without a chance to end in order. */
+  async kill(): Promise<void> {
+    const ended = new Promise((done) => this.#process.once('exit', done));
+    this.#process.kill('SIGKILL');
+    await ended;
   }
 
   async stop(): Promise<void> {

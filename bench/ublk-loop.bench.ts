@@ -2,8 +2,10 @@
  * Our ublk device against a loop device over the same raw file on tmpfs, in the kernel lab, since machines for development often have
  * no ublk: random 4 KiB (alone and 16 at once) and sequential 1 MiB, reads and writes, past the page cache. Where the lab is emulated
  * only the ratio says anything, and that in favour of neither: the kernel and JavaScript are slowed down alike, threads most of all.
+ *
+ * Beside it the least that a server in C can be, over the same file in the same boot: what ublk itself allows there.
  */
-import { execFileSync, spawn, spawnSync } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -15,8 +17,10 @@ import { BLOCK_LOADS, runLoad, writeNoise } from './block-loads.ts';
 import { projectRoot } from './dsec-command.ts';
 import { numberOption } from './options.ts';
 import { printTable } from './results.ts';
-import { inTurn, type Pairs, summary } from './sample.ts';
+import { median, summary } from './sample.ts';
 import { missingTool, needsRoot } from './tool.ts';
+import { buildUblkServer } from './ublk-program.ts';
+import { withScratch } from './work-folder.ts';
 
 const MIB = 1024 * 1024;
 const TARGET = 0.8;
@@ -27,8 +31,10 @@ const MOVED = [8, 16, 256, 8, 16, 256];
 /** The line with which the lab's side ends. */
 interface Measured {
   readonly kernel: string;
-  readonly loads: readonly Pairs[];
+  /** Milliseconds of each run, by side, in the order of BLOCK_LOADS. */
+  readonly loads: readonly Readonly<Record<Side, readonly number[]>>[];
 }
+type Side = 'ublk' | 'loop' | 'c';
 const MARK = 'ublk-loop: ';
 const LAB_UNAVAILABLE = 125;
 
@@ -49,21 +55,31 @@ const lab = () => join(projectRoot(), 'bench/lab/run');
 async function measure(): Promise<Result> {
   const n = numberOption('n', 5);
   const sizeBytes = numberOption('mb', 256) * MIB;
-  const { kernel, loads } = await measuredInLab(n, sizeBytes);
-  const rows: string[][] = [['', 'ublk', 'loop', 'ratio']];
+  const { kernel, loads } = await withScratch('ublk-loop', (folder) =>
+    measuredInLab(n, sizeBytes, buildUblkServer(folder)),
+  );
+  const rows: string[][] = [['', 'ublk', 'loop', 'C server', 'ublk/loop', 'C/loop', 'ublk/C']];
   const details: Record<string, unknown> = {};
+  const ratios: number[] = [];
   for (const [i, load] of BLOCK_LOADS.entries()) {
     const mib = MOVED[i]!;
-    const pairs = loads[i]!;
-    const [ours, loop] = [summary(pairs.ours), summary(pairs.theirs)];
-    const rate = (ms: number) =>
-      load.bs === '1m' ? `${((mib / ms) * 1000).toFixed(0)} MiB/s` : `${((mib * 256) / ms).toFixed(2)} k/s`;
-    details[load.name] = { ratio: pairs.ratio, ublk: rate(ours.p50), loop: rate(loop.p50) };
-    rows.push([load.name, rate(ours.p50), rate(loop.p50), String(pairs.ratio)]);
+    const { ublk, loop, c } = loads[i]!;
+    const rate = (sample: readonly number[]) => {
+      if (sample.length === 0) return '-';
+      const { p50: ms } = summary(sample);
+      return load.bs === '1m' ? `${((mib / ms) * 1000).toFixed(0)} MiB/s` : `${((mib * 256) / ms).toFixed(2)} k/s`;
+    };
+    const ratio = faster(ublk, loop);
+    ratios.push(ratio);
+    const cServer =
+      c.length === 0 ? {} : { cServer: rate(c), cServerRatio: faster(c, loop), ofCServer: faster(ublk, c) };
+    details[load.name] = { ratio, ublk: rate(ublk), loop: rate(loop), ...cServer };
+    const others = c.length === 0 ? ['-', '-'] : [String(faster(c, loop)), String(faster(ublk, c))];
+    rows.push([load.name, rate(ublk), rate(loop), rate(c), String(ratio), ...others]);
   }
   printTable(rows);
-  const worst = Math.min(...loads.map(({ ratio }) => ratio));
-  const first = summary(loads[0]!.ours);
+  const worst = Math.min(...ratios);
+  const first = summary(loads[0]!.ublk);
   return {
     ratio: round(worst),
     ...atLeast(TARGET, worst),
@@ -77,9 +93,14 @@ async function measure(): Promise<Result> {
   };
 }
 
-async function measuredInLab(n: number, sizeBytes: number): Promise<Measured> {
+/** How many times as fast as the other, by the median of neighbours. */
+function faster(one: readonly number[], other: readonly number[]): number {
+  return round(median(one.map((ms, run) => other[run]! / ms)));
+}
+
+async function measuredInLab(n: number, sizeBytes: number, server: string | undefined): Promise<Measured> {
   const module = join(dirname(fileURLToPath(import.meta.url)), 'ublk-loop.bench.mjs');
-  const script = `import(${JSON.stringify(module)}).then((bench) => bench.inLab(${n}, ${sizeBytes}))`;
+  const script = `import(${JSON.stringify(module)}).then((bench) => bench.inLab(${n}, ${sizeBytes}, ${JSON.stringify(server)}))`;
   const child = spawn(lab(), ['--memory', '3072', '--timeout', '2400', '--', process.execPath, '-e', script], {
     cwd: projectRoot(),
     stdio: ['ignore', 'pipe', 'inherit'],
@@ -95,7 +116,7 @@ async function measuredInLab(n: number, sizeBytes: number): Promise<Measured> {
 }
 
 /** The lab's side: what runs there. */
-export async function inLab(n: number, sizeBytes: number): Promise<void> {
+export async function inLab(n: number, sizeBytes: number, server?: string): Promise<void> {
   execFileSync('modprobe', ['ublk_drv']);
   const folder = mkdtempSync('/dev/shm/dsec-bench-');
   const file = join(folder, 'disk.raw');
@@ -103,24 +124,44 @@ export async function inLab(n: number, sizeBytes: number): Promise<void> {
   const target = await openFileTarget(file);
   const device = await serveUblk({ target });
   const loop = attachLoop(file, { readOnly: false });
-  const loads: Pairs[] = [];
+  const c = server === undefined ? undefined : await startServer(server, file);
+  const paths: [Side, string][] = [
+    ['ublk', device.path],
+    ['loop', loop.path],
+  ];
+  if (c !== undefined) paths.push(['c', c.path]);
+  const loads: Record<Side, number[]>[] = [];
   for (const [i, load] of BLOCK_LOADS.entries()) {
     const run = (path: string, mib: number) =>
       runLoad(['--thread', '--ioengine=libaio', '--direct=1', `--filename=${path}`], load, sizeBytes, mib * MIB);
     const mib = MOVED[i]!;
-    for (const path of [device.path, loop.path]) await run(path, Math.min(mib, 4));
-    loads.push(
-      await inTurn(
-        n,
-        () => run(device.path, mib),
-        () => run(loop.path, mib),
-      ),
-    );
+    for (const [, path] of paths) await run(path, Math.min(mib, 4));
+    const taken: Record<Side, number[]> = { ublk: [], loop: [], c: [] };
+    for (let turn = 0; turn < n; turn++) {
+      for (const [side, path] of turn % 2 === 0 ? paths : paths.toReversed()) taken[side].push(await run(path, mib));
+    }
+    loads.push(taken);
   }
   const measured: Measured = { kernel: execFileSync('uname', ['-r'], { encoding: 'utf8' }).trim(), loads };
   loop.close();
   await device.stop();
   await target.close();
+  if (c !== undefined) {
+    const ended = once(c.child, 'exit');
+    c.child.kill('SIGTERM');
+    await ended;
+  }
   rmSync(folder, { recursive: true });
   console.log(MARK + JSON.stringify(measured));
+}
+
+async function startServer(program: string, file: string): Promise<{ child: ChildProcess; path: string }> {
+  const child = spawn(program, [file, 'copies'], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const [path] = await Promise.race([
+    once(child.stdout!.setEncoding('utf8'), 'data'),
+    once(child, 'exit').then(([status]) => {
+      throw new Error(`${program} ended with ${status}`);
+    }),
+  ]);
+  return { child, path: (path as string).trim() };
 }

@@ -38,6 +38,12 @@ export const controlErrors = {
     exit: 2,
     http: 400,
   },
+  CLI_NETWORK_POLICY: {
+    message: '{path}: it is no JSON: {problem}',
+    hint: 'docs/network.md has what a network policy is made of',
+    exit: 2,
+    http: 400,
+  },
   CLI_NOT_UTF8: {
     message: '{program}: {what} is not valid UTF-8: {text}',
     hint: 'only paths inside images, mount targets, --exclude of pack-diff and -o of export may hold such bytes; for a command in a sandbox, have a shell in it make them: sh -c "... $(printf \'\\377\')"',
@@ -129,6 +135,13 @@ export const controlErrors = {
     exit: 5,
     http: 501,
   },
+  PLACEMENT_NO_ROOM: {
+    message: 'no node has room for a sandbox on {backend}: {reasons}',
+    hint: 'ask again in a while, ask for less, or add nodes',
+    retryable: true,
+    exit: 1,
+    http: 503,
+  },
   SANDBOX_BAD_REQUEST: {
     message: 'the runtime service was asked for something that it does not know: {problem}',
     hint: 'docs/sandboxes.md has what it takes',
@@ -140,6 +153,13 @@ export const controlErrors = {
     hint: 'for example: dsec sandbox cp work:/etc/os-release .',
     exit: 2,
     http: 400,
+  },
+  SANDBOX_FILE_CHANGED: {
+    message: '{path} of sandbox {name}: what came is not what its sha256 says: it was changed while it was copied',
+    hint: 'nothing was changed here; copy it again when nobody writes to it, or without --verify',
+    retryable: true,
+    exit: 1,
+    http: 409,
   },
   SANDBOX_INTERNAL: {
     message: 'the runtime service failed: {problem}',
@@ -158,6 +178,19 @@ export const controlErrors = {
     hint: 'start it: sudo dsec serve runtime',
     exit: 6,
     http: 503,
+  },
+  SANDBOX_PORT_ANSWER: {
+    message: 'port {port} of sandbox {name} gives no HTTP answer: {reason}',
+    hint: 'what listens there may speak something else; reach it with: dsec sandbox port {name} {port}',
+    retryable: true,
+    exit: 1,
+    http: 502,
+  },
+  SANDBOX_PORT_LISTEN: {
+    message: 'cannot listen at {address}, port {port}: {reason}',
+    hint: 'choose another local port: LOCAL:PORT, or :PORT for any that is free',
+    exit: 1,
+    http: 409,
   },
   SANDBOX_PROTOCOL: {
     message: 'the runtime service does not answer as it should: {problem}',

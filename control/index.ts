@@ -1,3 +1,12 @@
 export { createDiskFromImage } from './disk-images/disk-from-image.ts';
 export { type PublishOptions, publishPacked, publishPoint } from './disk-images/publish-disk.ts';
 export { type DiskLayerOptions, type StoreLayerOpener, storeLayerOpener } from './disk-layers.ts';
+export { type Amounts, difference, dominantShare, lacking, NOTHING, sum } from './placement/amounts.ts';
+export { type Choice, type ChoiceOptions, chooseNode, type Overflow } from './placement/choose-node.ts';
+export { ClusterView } from './placement/cluster-view.ts';
+export { obstacle } from './placement/eligible.ts';
+export type { BackendName, EdgeId, NodeReport } from './placement/node-report.ts';
+export type { NodeView } from './placement/node-view.ts';
+export { type Admission, placeSandbox } from './placement/place-sandbox.ts';
+export type { PlacementRequest } from './placement/placement-request.ts';
+export { SandboxClient, sandboxSocket } from './runtime-service/sandbox-client.ts';

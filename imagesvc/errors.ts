@@ -208,6 +208,12 @@ export const imagesvcErrors = {
     exit: 5,
     http: 501,
   },
+  MOUNT_ID_MAPPING: {
+    message: 'the owners of {path} cannot be shifted into a user namespace: {reason}',
+    hint: 'its file system or this kernel lacks idmapped mounts: "dsec doctor" says more; --userns host does without',
+    exit: 5,
+    http: 501,
+  },
   MOUNT_NOT_EROFS: {
     message: '{path} is no EROFS metadata image: {why}',
     hint: 'the layer was not made by a correct tool: convert the image again',

@@ -100,6 +100,7 @@ export {
   reclaimMounts,
   unmount,
 } from './mount/image-mount.ts';
+export type { IdMapping } from './mount/mapped-overlay.ts';
 export type { LazyLayer, MountRecord } from './mount/mount-record.ts';
 export type { ReclaimReport } from './mount/mount-table.ts';
 export { type NodeFolders, nodeFolders } from './mount/node-folders.ts';

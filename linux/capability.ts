@@ -5,7 +5,7 @@ const CAPGET: NumberedCall = { name: 'capget', number: { x64: 125, arm64: 90 }, 
 const CAPSET: NumberedCall = { name: 'capset', number: { x64: 126, arm64: 91 }, args: ['void*', 'void*'] };
 const VERSION_3 = 0x20080522;
 
-export const CAPABILITY = { SYS_ADMIN: 21 } as const;
+export const CAPABILITY = { SYS_ADMIN: 21, SYS_RESOURCE: 24 } as const;
 
 /** Whether this thread has it in effect. */
 export function hasEffective(capability: number): boolean {
@@ -18,6 +18,18 @@ export function dropEffective(capability: number): void {
   const { header, data } = capabilities();
   const at = capability < 32 ? 0 : 12;
   data.writeUInt32LE((data.readUInt32LE(at) & ~(1 << (capability & 31))) >>> 0, at);
+  syscall(CAPSET, [header, data], 'this thread');
+}
+
+/** All that this thread has, for `setEffective`. */
+export function takeEffective(): Buffer {
+  return capabilities().data;
+}
+
+/** What is in `taken` is in effect again, as far as it is permitted still. */
+export function setEffective(taken: Buffer): void {
+  const { header, data } = capabilities();
+  for (const at of [0, 12]) taken.copy(data, at, at, at + 4);
   syscall(CAPSET, [header, data], 'this thread');
 }
 

@@ -7,12 +7,14 @@
 import { closeSync, constants, existsSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { messageOf, systemCode } from '#base';
-import { SyscallError } from './errors.ts';
-import { type Call, call, type NumberedCall, syscall } from './libc.ts';
+import { humanSize, messageOf, systemCode } from '#base';
+import { gunzipFallback } from './gunzip.ts';
+import { type NumberedCall, syscall } from './libc.ts';
 import { createMount, fsconfigFlag, fsconfigString, fsopen } from './mount.ts';
 import { readMountInfo } from './mount-info.ts';
+import { coreSchedulingMissing } from './scheduling.ts';
 import { sha256Fallback } from './sha256.ts';
+import { swapSpace } from './swap.ts';
 
 export interface Feature {
   readonly name: string;
@@ -87,14 +89,38 @@ export function detect(options: DetectOptions = {}): Feature[] {
     ),
     row('EROFS directio', 'pages of lazy mounts cached once', 'they are cached twice', erofsDirectIo),
     row('native sha256', 'hashing a blob and its chunks in one pass', 'node:crypto, in one pass each', nativeSha256),
+    row('native gunzip', 'inflating gzip layers', 'ISA-L, else the zlib in Node', nativeGunzip),
     row('cgroups', 'keeping the processes of a sandbox together', 'none: crun and runc need them', cgroups),
-    later('memory.reclaim', 'giving back memory of paused sandboxes', memoryReclaim),
+    row('swap', 'giving back memory of paused sandboxes', 'pausing freezes only: set up zram or a swap file', swap),
+    row(
+      'memory.reclaim',
+      'giving back memory of paused sandboxes',
+      'process_madvise, then memory.force_empty of v1',
+      memoryReclaim,
+    ),
+    row(
+      'process_madvise',
+      'giving back memory on cgroup v1; reading it back when a sandbox is resumed',
+      'memory.force_empty alone; it is read back as it is touched',
+      processMadvise,
+    ),
+    row(
+      'cpu.idle',
+      'best-effort sandboxes that run when no other wants to',
+      'the lowest weight, and SCHED_IDLE',
+      cpuIdle,
+    ),
     later('PSI', 'refusing new sandboxes under pressure', () => file('/proc/pressure/memory')),
-    later('zram', 'compressed swap for idle sandboxes', zram),
+    row('zram', 'compressed swap in memory for paused sandboxes', 'a swap file', zram),
     later('user namespaces', 'root in a sandbox that is nobody outside', userNamespaces),
     later('Landlock', 'keeping a sandbox from files, below its capabilities', landlock),
     later('AppArmor', 'confining sandboxes by profile', appArmor),
-    later('core scheduling', 'keeping sandboxes off each other’s hyper-threads', coreScheduling),
+    row(
+      'core scheduling',
+      'keeping best-effort sandboxes off the hyper-threads of others',
+      'they share them',
+      coreScheduling,
+    ),
     later('/dev/kvm', 'microVM and VM sandboxes', () => device('/dev/kvm')),
   ];
 }
@@ -128,6 +154,11 @@ export function kernelHas(type: string): boolean {
 function nativeSha256(): Found {
   const reason = sha256Fallback();
   return [reason === undefined, reason ?? 'SHA extensions'];
+}
+
+function nativeGunzip(): Found {
+  const reason = gunzipFallback();
+  return [reason === undefined, reason ?? 'built'];
 }
 
 function filesystem(type: string): Found {
@@ -341,19 +372,25 @@ function appArmor(): Found {
   }
 }
 
-const PRCTL: Call = { name: 'prctl', result: 'int', args: ['int', 'ulong', 'ulong', 'ulong', 'void*'] };
-
 function coreScheduling(): Found {
-  const PR_SCHED_CORE = 62;
-  const PR_SCHED_CORE_GET = 0;
-  const THIS_THREAD = 0;
-  try {
-    call(PRCTL, [PR_SCHED_CORE, PR_SCHED_CORE_GET, 0, THIS_THREAD, Buffer.alloc(8)]);
-    return [true, 'PR_SCHED_CORE works'];
-  } catch (error) {
-    if (!(error instanceof SyscallError)) throw error;
-    if (error.code === 'EINVAL') return [false, 'not in this kernel'];
-    if (error.code === 'ENODEV') return [false, 'this processor has no hyper-threads'];
-    throw error;
+  const missing = coreSchedulingMissing();
+  return [missing === undefined, missing ?? 'PR_SCHED_CORE works'];
+}
+
+function swap(): Found {
+  const { places, totalBytes, freeBytes } = swapSpace();
+  if (places.length === 0) return [false, 'none in /proc/swaps'];
+  return [true, `${places.join(', ')}: ${humanSize(freeBytes)} of ${humanSize(totalBytes)} free`];
+}
+
+function processMadvise(): Found {
+  return [atLeast(5, 13), `by version: ${release()}`];
+}
+
+function cpuIdle(): Found {
+  for (const { type, superOptions, mountPoint } of readMountInfo()) {
+    if (type === 'cgroup' && superOptions.split(',').includes('cpu'))
+      return [existsSync(join(mountPoint, 'cpu.idle')), 'cgroup v1'];
   }
+  return [atLeast(5, 15), 'by version'];
 }

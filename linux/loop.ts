@@ -15,6 +15,7 @@ const IOCTL_POINTER: Call = { name: 'ioctl', result: 'int', args: ['int', 'ulong
 
 const LOOP_CONFIGURE = 0x4c0a;
 const LOOP_CLR_FD = 0x4c01;
+const LOOP_SET_CAPACITY = 0x4c07;
 const LOOP_CTL_GET_FREE = 0x4c82;
 const FLAG_READ_ONLY = 1;
 const FLAG_AUTOCLEAR = 4;
@@ -122,6 +123,16 @@ function device(path: string, number: number, fd: number): LoopDevice {
 
 function ioctl(spec: Call, fd: number, request: number, argument: Argument, path: string): number {
   return call(spec, [fd, request, argument], path);
+}
+
+/** After its file has grown. @throws SyscallError */
+export function resizeLoop(path: string): void {
+  const fd = openSync(path, constants.O_RDWR);
+  try {
+    ioctl(IOCTL_ARG, fd, LOOP_SET_CAPACITY, 0, path);
+  } finally {
+    closeSync(fd);
+  }
 }
 
 /** Detaches `/dev/loopN`; in use, it goes when its last user is. False when nothing was attached. */

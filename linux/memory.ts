@@ -9,6 +9,9 @@ import { address, type Bound, bind, syscallError, viewOf } from './libc.ts';
 const MMAP = { name: 'mmap', result: 'int64_t', args: ['size_t', 'size_t', 'int', 'int', 'int', 'int64_t'] } as const;
 const MUNMAP = { name: 'munmap', result: 'int', args: ['size_t', 'size_t'] } as const;
 
+const MADVISE = { name: 'madvise', result: 'int', args: ['size_t', 'size_t', 'int'] } as const;
+
+const MADV_DONTNEED = 4;
 const PROT_READ = 1;
 const PROT_WRITE = 2;
 const MAP_SHARED = 0x01;
@@ -19,6 +22,7 @@ const MAP_POPULATE = 0x8000;
 
 let mmap: Bound | undefined;
 let munmap: Bound | undefined;
+let madvise: Bound | undefined;
 
 /** Addresses of user space are below 2^47 (2^57 only for who asks): a number holds them exactly. */
 const known = new WeakMap<ArrayBufferLike, number>();
@@ -70,18 +74,49 @@ export function mapFile(
   );
 }
 
+/** Memory of which there is an address alone. */
+export interface KernelMapping extends Omit<Mapping, 'bytes'> {
+  /** Its pages do not count as this process's any more, until they are touched again. Nothing of the file is lost. */
+  letGo(): void;
+}
+
+/**
+ * A file of any size, shared, for the kernel to copy from and to (transfer.ts). JavaScript must not look at it: a file that shrinks or
+ * cannot be read would end the process. @throws SyscallError
+ */
+export function mapForKernel(fd: number, sizeBytes: number, how: { readonly writable: boolean }): KernelMapping {
+  const placed = place(sizeBytes, fd, 0, how.writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED);
+  return {
+    ...placed,
+    letGo() {
+      madvise ??= bind(MADVISE);
+      madvise.call(placed.address, sizeBytes, MADV_DONTNEED);
+    },
+  };
+}
+
 function map(sizeBytes: number, fd: number, offset: number, protection: number, flags: number): Mapping {
+  const placed = place(sizeBytes, fd, offset, protection, flags);
+  const bytes = Buffer.from(viewOf(placed.address, sizeBytes));
+  known.set(bytes.buffer, placed.address - bytes.byteOffset);
+  return { ...placed, bytes };
+}
+
+function place(
+  sizeBytes: number,
+  fd: number,
+  offset: number,
+  protection: number,
+  flags: number,
+): Omit<Mapping, 'bytes'> {
   mmap ??= bind(MMAP);
   munmap ??= bind(MUNMAP);
   const at = mmap.call(0, sizeBytes, protection, flags, fd, offset);
   if (at === -1) throw syscallError('mmap', mmap.errno(), fd < 0 ? 'pages' : `fd ${fd}`);
-  const bytes = Buffer.from(viewOf(at, sizeBytes));
-  known.set(bytes.buffer, at - bytes.byteOffset);
   let mapped = true;
   return {
     address: at,
     sizeBytes,
-    bytes,
     unmap() {
       if (!mapped) return;
       mapped = false;

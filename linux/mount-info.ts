@@ -3,7 +3,8 @@
  * Paths in rows are byte strings with the kernel's octal escapes undone.
  */
 import { closeSync, openSync, readFileSync } from 'node:fs';
-import { type ByteString, fromText, nodePath } from '#base';
+import { dirname } from 'node:path';
+import { type ByteString, fromText, nodePath, systemCode } from '#base';
 
 export interface MountRow {
   /** Unique while the mount lives; may be given to another one afterwards. */
@@ -63,6 +64,16 @@ export function readMountInfo(pid: number | 'self' = 'self'): MountRow[] {
 export function mountsAt(path: string, rows: readonly MountRow[] = readMountInfo()): MountRow[] {
   const wanted = fromText(path);
   return rows.filter((row) => row.mountPoint === wanted);
+}
+
+/** Whether something is mounted at `path` (text, absolute, without symlinks). Nothing there: no. Reads no mount table. */
+export function isMountPoint(path: string): boolean {
+  try {
+    return path === '/' || mountIdOf(path) !== mountIdOf(dirname(path));
+  } catch (error) {
+    if (['ENOENT', 'ENOTDIR'].includes(systemCode(error) ?? '')) return false;
+    throw error;
+  }
 }
 
 /** Id of the mount that an open descriptor lies on. Also that of a mount which is not attached yet. */

@@ -44,7 +44,7 @@ export const MS = {
 } as const;
 
 /** Attributes of one mount (fsmount, mount_setattr). */
-export const MOUNT_ATTR = { RDONLY: 1, NOSUID: 2, NODEV: 4, NOEXEC: 8 } as const;
+export const MOUNT_ATTR = { RDONLY: 1, NOSUID: 2, NODEV: 4, NOEXEC: 8, IDMAP: 0x100000 } as const;
 
 /** The kernel takes one page of options, its NUL included, and cuts what is longer without a word. */
 const OPTIONS_LIMIT_BYTES = 4095;
@@ -181,12 +181,13 @@ export function moveMount(fd: number, target: string): void {
 /** Changes attributes of the mount behind `fd`. Kernel 5.12. */
 export function setMountAttributes(
   fd: number,
-  change: { set?: number; clear?: number; propagation?: number; recursive?: boolean },
+  change: { set?: number; clear?: number; propagation?: number; userNamespace?: number; recursive?: boolean },
 ): void {
   const attributes = Buffer.alloc(32);
   attributes.writeBigUInt64LE(BigInt(change.set ?? 0), 0);
   attributes.writeBigUInt64LE(BigInt(change.clear ?? 0), 8);
   attributes.writeBigUInt64LE(BigInt(change.propagation ?? 0), 16);
+  attributes.writeBigUInt64LE(BigInt(change.userNamespace ?? 0), 24);
   const flags = AT_EMPTY_PATH | (change.recursive ? AT_RECURSIVE : 0);
   syscall(MOUNT_SETATTR, [fd, cText(''), flags, attributes, attributes.length], `fd ${fd}`);
 }

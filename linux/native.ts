@@ -1,9 +1,9 @@
 /**
  * The one compiled library of our own (linux/native/): built by scripts/native.mjs where there is a rustc, found by the digest of
- * its source, so that an old build is never loaded. Nothing needs it: whoever calls has the same in JavaScript or in Node.
+ * its sources, so that an old build is never loaded. Nothing needs it: whoever calls has the same in JavaScript or in Node.
  */
 import { createHash } from 'node:crypto';
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { messageOf } from '#base';
@@ -25,7 +25,7 @@ export type FoundNative =
   | { readonly library: NativeLibrary; readonly path: string }
   | { readonly library: undefined; readonly reason: string };
 
-const SOURCE = 'linux/native/sha256.rs';
+const SOURCES = 'linux/native';
 
 let found: FoundNative | undefined;
 
@@ -41,7 +41,7 @@ function find(): FoundNative {
   const root = checkout();
   if (root === undefined) return none('its source is not in this installation');
   try {
-    const path = join(root, 'dist', nativeFile(readFileSync(join(root, SOURCE))));
+    const path = join(root, 'dist', nativeFile(join(root, SOURCES)));
     if (!existsSync(path)) return none('not built: npm start builds it where rustc is');
     return { library: openSystemLibrary(path) as NativeLibrary, path };
   } catch (error) {
@@ -50,14 +50,17 @@ function find(): FoundNative {
 }
 
 /** scripts/native.mjs names it in the same way. */
-function nativeFile(source: Buffer): string {
-  return `dsec-native-${createHash('sha256').update(source).digest('hex').slice(0, 16)}.so`;
+function nativeFile(sources: string): string {
+  const hash = createHash('sha256');
+  for (const name of readdirSync(sources).sort())
+    if (name.endsWith('.rs')) hash.update(readFileSync(join(sources, name)));
+  return `dsec-native-${hash.digest('hex').slice(0, 16)}.so`;
 }
 
 /** Bundled or not, this code lies somewhere below it. */
 function checkout(): string | undefined {
   for (let folder = dirname(fileURLToPath(import.meta.url)); ; folder = dirname(folder)) {
-    if (existsSync(join(folder, SOURCE))) return folder;
+    if (existsSync(join(folder, SOURCES))) return folder;
     if (folder === dirname(folder)) return undefined;
   }
 }

@@ -26,6 +26,12 @@ export const runtimeErrors = {
     exit: 127,
     http: 404,
   },
+  RUNTIME_DISK: {
+    message: 'the disk of the sandbox, {path}: {reason}',
+    hint: '`dsec doctor` says how disk limits are held here; dmesg may know more about the file system',
+    exit: 1,
+    http: 500,
+  },
   RUNTIME_ENV: {
     message: 'environment entry {entry}: {problem}',
     hint: 'write NAME=VALUE, or NAME alone to pass on the value it has here',
@@ -63,11 +69,79 @@ export const runtimeErrors = {
     exit: 3,
     http: 400,
   },
+  RUNTIME_LIMIT: {
+    message: 'limit {limit}: {problem}',
+    hint: 'docs/sandboxes.md lists the limits and what they can be',
+    exit: 2,
+    http: 400,
+  },
+  RUNTIME_LIMIT_REFUSED: {
+    message: 'limit {limit} cannot be changed: {reason}',
+    hint: 'end what uses that much, or choose a larger one; the limit is as it was',
+    exit: 1,
+    http: 409,
+  },
+  RUNTIME_LIMIT_UNAVAILABLE: {
+    message: 'limit {limit} cannot be held on this machine: {reason}',
+    hint: 'leave it out, or see what `dsec doctor` says is missing',
+    exit: 5,
+    http: 501,
+  },
   RUNTIME_NEEDS_ROOT: {
     message: 'running a sandbox needs root: it mounts file systems and makes namespaces',
     hint: 'run the command with sudo',
     exit: 5,
     http: 403,
+  },
+  RUNTIME_NETWORK: {
+    message: 'network: {what}: {problem}',
+    hint: 'what this machine can do is shown by `dsec doctor`',
+    exit: 5,
+    http: 500,
+  },
+  RUNTIME_NETWORK_FULL: {
+    message: 'every address of {range} belongs to a sandbox',
+    hint: 'end some, or set DSEC_NETWORK_IPV4 to a larger range',
+    retryable: true,
+    exit: 1,
+    http: 503,
+  },
+  RUNTIME_NETWORK_NONE: {
+    message: 'sandbox {name} has no network with a policy: it was created with --network {mode}',
+    hint: 'create it with --network policy',
+    exit: 2,
+    http: 409,
+  },
+  RUNTIME_NETWORK_NO_NFT: {
+    message: 'nft is missing: {reason}',
+    hint: 'install nftables: apt-get install nftables, or node scripts/setup.mjs',
+    exit: 5,
+    http: 501,
+  },
+  RUNTIME_NETWORK_POLICY: {
+    message: 'network policy: {what}: {problem}',
+    hint: 'docs/network.md has what a policy is made of',
+    exit: 2,
+    http: 400,
+  },
+  RUNTIME_NETWORK_POOL: {
+    message: 'address range of the sandboxes {range}: {problem}',
+    hint: 'set DSEC_NETWORK_IPV4 and DSEC_NETWORK_IPV6 to ranges that nothing else here uses',
+    exit: 2,
+    http: 500,
+  },
+  RUNTIME_NETWORK_SERVICES: {
+    message: '{path}: table of network services: {problem}',
+    hint: 'mend the file, or take it away; docs/network.md has its form',
+    exit: 3,
+    http: 500,
+  },
+  RUNTIME_NO_IDS: {
+    message: 'all {count} ranges of user ids are taken',
+    hint: 'each sandbox that runs has one; {folder} names their sandboxes. --userns host does without',
+    retryable: true,
+    exit: 125,
+    http: 503,
   },
   RUNTIME_NO_LAUNCHER: {
     message: 'dsec-agent, the launcher of sandboxes, is not built',
@@ -92,6 +166,21 @@ export const runtimeErrors = {
     hint: 'the path is resolved inside the image; look with: dsec ls IMAGE',
     exit: 3,
     http: 400,
+  },
+  RUNTIME_PAUSE_STUCK: {
+    message:
+      'sandbox {name} does not stand still: processes of it are in a system call that does not end (of this machine: {pids})',
+    hint: 'it goes on; a disk or a lazy mount that does not answer may hold them: try again later',
+    retryable: true,
+    exit: 1,
+    http: 503,
+  },
+  RUNTIME_PORT_CLOSED: {
+    message: 'port {port} of sandbox {name} cannot be reached: {reason}',
+    hint: 'start a service there that listens at 127.0.0.1, ::1 or all addresses; `dsec sandbox logs {name}` shows what its commands wrote',
+    retryable: true,
+    exit: 1,
+    http: 502,
   },
   RUNTIME_RECORD_WRITE: {
     message: '{path}: the record of a sandbox cannot be written: {reason}',
@@ -182,11 +271,37 @@ export const runtimeErrors = {
     exit: 5,
     http: 501,
   },
+  RUNTIME_UPLOAD_DIGEST: {
+    message: '{path}: what was uploaded is not what it was to be: its sha256 is not {sha256}',
+    hint: 'nothing was changed at the path; upload it again from the beginning',
+    retryable: true,
+    exit: 1,
+    http: 422,
+  },
+  RUNTIME_UPLOAD_OFFSET: {
+    message: '{path}: an upload cannot go on at byte {offset}: {expected} bytes of it have come',
+    hint: 'go on at byte {expected}',
+    retryable: true,
+    exit: 1,
+    http: 409,
+  },
   RUNTIME_USER: {
     message: 'user {user}: {problem}',
     hint: 'users and groups are looked up in /etc/passwd and /etc/group of the image; numbers need no entry there',
     exit: 2,
     http: 400,
+  },
+  RUNTIME_USERNS: {
+    message: 'the sandbox cannot have a user namespace: {reason}',
+    hint: 'leave --userns out: it has one where that can be; `dsec doctor` says what is missing',
+    exit: 125,
+    http: 501,
+  },
+  RUNTIME_WATCH_LIMIT: {
+    message: '{path}: too much is watched already ({code})',
+    hint: 'watch fewer folders or without --recursive (at most 32 watches a sandbox, 8,192 folders each); the machine has its own limits: sysctl fs.inotify',
+    exit: 1,
+    http: 409,
   },
 } as const;
 

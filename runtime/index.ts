@@ -1,4 +1,5 @@
 export { type AgentBinary, type AgentState, agentState, findAgent } from './backend/agent-binary.ts';
+export { appArmor } from './backend/apparmor.ts';
 export type {
   Backend,
   BackendCapabilities,
@@ -11,9 +12,18 @@ export type {
 export { backendNamed, chooseBackend, RUNTIME_NAMES, type RuntimeName } from './backend/choose-backend.ts';
 export { cgroupsAreHybrid, findOciRuntime, type OciRuntimeChoice, openOciBackend } from './backend/oci-runtime.ts';
 export { OWN_BACKEND, openOwnBackend } from './backend/own-backend.ts';
+export { limitSupport } from './backend/sandbox-cgroups.ts';
+export { USERNS_MODES, type UsernsMode, usernsSupport } from './backend/user-namespace.ts';
 export { type Composition, composeLayers, LAYER_LIMIT } from './compose/compose-layers.ts';
+export { type DiskFacts, diskWay } from './disk/sandbox-disk.ts';
 export { runtimeErrors } from './errors.ts';
+export type { DeniedAttempt } from './network/denied-log.ts';
+export { droppingChains } from './network/host-filter.ts';
+export { NETWORK_MODES, type NetworkMode, type NetworkOptions } from './network/network-facts.ts';
+export type { NetworkCounters } from './network/node-network.ts';
+export { type NetworkPolicy, parsePolicy, type WrittenRule } from './network/policy.ts';
 export type { CreateOptions } from './node/create-sandbox.ts';
+export type { NetworkView } from './node/resident-network.ts';
 export type { ResidentSandbox } from './node/resident-sandbox.ts';
 export { type NodeOptions, SandboxNode } from './node/sandbox-node.ts';
 export {
@@ -42,9 +52,27 @@ export {
 } from './sandbox/stop-sandbox.ts';
 export { type Capability, isUnsupported } from './sandbox-api/capabilities.ts';
 export type { ExecHandle, ExecResult, ExecSpec, OutputFrom, OutputPart } from './sandbox-api/exec.ts';
-export type { FileEntry, FileStatus, SandboxFiles } from './sandbox-api/files.ts';
-export type { EndReason, Sandbox, SandboxEnd } from './sandbox-api/sandbox.ts';
+export type { FileEntry, FileStatus, SandboxFiles, UploadSpec, UploadState } from './sandbox-api/files.ts';
+export type { AllLimits, LimitChanges } from './sandbox-api/limits.ts';
+export {
+  type EndReason,
+  IDLE_ACTIONS,
+  type IdleAction,
+  type PauseReport,
+  type Sandbox,
+  type SandboxEnd,
+  SERVICE_CLASSES,
+  type ServiceClass,
+} from './sandbox-api/sandbox.ts';
 export type { ShellOptions, ShellResult, ShellSession } from './sandbox-api/shell.ts';
+export type { DiskUsage, SandboxUsage } from './sandbox-api/usage.ts';
+export {
+  FILE_EVENTS,
+  type FileEvent,
+  type FileEventName,
+  type FileWatch,
+  type WatchOptions,
+} from './sandbox-api/watch.ts';
 export type { Greeting } from './service/greeting.ts';
 export { type ResidentLauncher, type ServiceClient, startResidentLauncher } from './service/resident-launcher.ts';
 export { reclaimTraces } from './trace/trace-node.ts';

@@ -89,6 +89,8 @@ export async function buildBundle(root, name, entries) {
       outExtension: { '.js': '.mjs' },
       bundle: true,
       splitting: true,
+      // A tenth of a start is spent on reading what is loaded.
+      minifyWhitespace: true,
       format: 'esm',
       platform: 'node',
       target: 'node20',

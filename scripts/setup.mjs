@@ -58,7 +58,14 @@ export const tools = [
   {
     package: 'rustc',
     probe: ['rustc', join(homedir(), '.cargo/bin/rustc')],
-    why: 'builds dsec-agent, the fast launcher of sandboxes, and a faster sha256; crun and Node do without',
+    why: 'builds dsec-agent, the fast launcher of sandboxes, and a faster sha256 and gunzip; crun and Node do without',
+    neededFor: 'start',
+    optional: true,
+  },
+  {
+    package: 'nftables',
+    probe: ['nft', '/usr/sbin/nft'],
+    why: 'networks of sandboxes with a policy',
     neededFor: 'start',
     optional: true,
   },

@@ -1,6 +1,7 @@
 /**
  * What one run of the command line shares: where output goes, whether it should end, what has to be undone at its end.
  */
+import type { Readable } from 'node:stream';
 import type { Progress } from '#base';
 import type { Backend, Caller as SandboxCaller } from '#runtime';
 import type { Output } from './output.ts';
@@ -11,6 +12,8 @@ export type Cleanup = () => void | Promise<void>;
 export interface Caller extends SandboxCaller {
   /** Sandboxes with the client's standard streams. */
   readonly backend: Backend;
+  /** The client's standard input; it is read from when somebody asks for it. */
+  readonly stdin: Readable;
   /**
    * Before anything is done: from now on it is done here.
    * @throws NotServed when only a process of the client's own can do it

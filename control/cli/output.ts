@@ -47,6 +47,10 @@ export class Output {
     return this.#stdout;
   }
 
+  get stderr(): Writable {
+    return this.#stderr;
+  }
+
   async write(chunk: string | Uint8Array): Promise<void> {
     if (this.#gone) return;
     this.#beforeWrite();

@@ -1,7 +1,7 @@
 /** Options of commands that run something in a sandbox (`run`, `trace`): what it is composed of, and what runs in it how. */
 import type { Command } from 'commander';
 import { type BlobStore, type Image, openImage } from '#imagesvc';
-import { RUNTIME_NAMES, type RunOptions } from '#runtime';
+import { RUNTIME_NAMES, type RunOptions, USERNS_MODES, type UsernsMode } from '#runtime';
 import { fail } from '../errors.ts';
 import { choice } from './choice.ts';
 import type { Context } from './context.ts';
@@ -18,7 +18,11 @@ export interface SandboxOptions {
   readonly tty?: boolean;
   readonly network: string;
   readonly runtime?: string;
+  readonly userns?: string;
 }
+
+export const USERNS_HELP =
+  "private: its root user is nobody on this machine; host: it is root (default: private where the kernel can, but not with the host's network)";
 
 export function withSandboxOptions(command: Command): Command {
   return command
@@ -34,7 +38,8 @@ export function withSandboxOptions(command: Command): Command {
     .option('--entrypoint <program>', "in place of the image's")
     .option('-t, --tty', 'give it this terminal')
     .option('--network <mode>', 'none: loopback alone; host: that of this machine', 'none')
-    .option('--runtime <name>', 'what starts it: dsec, crun or runc (default: the first of them that is there)');
+    .option('--runtime <name>', 'what starts it: dsec, crun or runc (default: the first of them that is there)')
+    .option('--userns <mode>', USERNS_HELP);
 }
 
 /** @throws CLI_USAGE, CATALOG_NOT_FOUND */
@@ -62,6 +67,7 @@ export async function sandboxOptionsOf(
     terminal: options.tty ?? false,
     network,
     runtime: options.runtime,
+    userns: usernsOf(options),
     caller: context.caller,
     backend: context.caller?.backend,
     signal: context.signal,
@@ -70,8 +76,15 @@ export async function sandboxOptionsOf(
   };
 }
 
+/** @throws CLI_USAGE */
+export function usernsOf({ userns }: { readonly userns?: string }): UsernsMode | undefined {
+  return userns === undefined ? undefined : choice('--userns', userns, USERNS_MODES);
+}
+
 /** What is wrong whatever the store holds. @throws CLI_USAGE */
-export function checkSandboxOptions({ network, env, runtime }: SandboxOptions, program: string): 'none' | 'host' {
+export function checkSandboxOptions(options: SandboxOptions, program: string): 'none' | 'host' {
+  const { network, env, runtime } = options;
+  usernsOf(options);
   choice('--runtime', runtime, RUNTIME_NAMES);
   if (network !== 'none' && network !== 'host') {
     throw fail('CLI_USAGE', { problem: `--network ${network}: it is none or host`, program });

@@ -18,7 +18,7 @@ export const tools: readonly Tool[] = [
   {
     name: 'rustc',
     args: ['--version'],
-    purpose: 'builds dsec-agent, which starts sandboxes fast, and a faster sha256',
+    purpose: 'builds dsec-agent, which starts sandboxes fast, and a faster sha256 and gunzip',
     without: 'crun or runc starts them',
     package: 'rustc',
   },
@@ -37,9 +37,23 @@ export const tools: readonly Tool[] = [
     package: 'runc',
   },
   {
+    name: 'nft',
+    args: ['--version'],
+    purpose: 'networks of sandboxes with a policy',
+    without: 'sandboxes have loopback alone, or the network of this machine',
+    package: 'nftables',
+  },
+  {
+    name: 'mkfs.ext4',
+    args: ['-V'],
+    purpose: 'disk limits of sandboxes (--disk) where no project quotas are kept',
+    without: '--disk is refused there',
+    package: 'e2fsprogs',
+  },
+  {
     name: 'libisal.so.2',
     files: ['/usr/lib/*/libisal.so.2', '/usr/lib/libisal.so.2', '/usr/lib64/libisal.so.2'],
-    purpose: 'inflates gzip layers faster',
+    purpose: 'inflates gzip layers faster where linux/native is not built',
     without: 'the zlib in Node inflates',
     package: 'libisal2',
   },

@@ -40,6 +40,9 @@ export async function runForClient(
     stdinIsTerminal: greeting.terminals[0],
     terminalSize: greeting.terminalSize,
     backend: client.backend,
+    get stdin() {
+      return client.input;
+    },
     begin({ store, runtime }) {
       const url = store ?? greeting.env.DSEC_STORE;
       const own = runtime === undefined ? greeting.env.DSEC_OCI_RUNTIME : runtime;
@@ -49,13 +52,11 @@ export async function runForClient(
       client.accept();
     },
   };
+  const stdout = clientStream(client, 'stdout', greeting.terminals[1]);
+  const stderr = clientStream(client, 'stderr', greeting.terminals[2]);
   const context: Context = {
     signal: ending.signal,
-    output: new Output(
-      clientStream(client, 'stdout', greeting.terminals[1]),
-      clientStream(client, 'stderr', greeting.terminals[2]),
-      () => {},
-    ),
+    output: new Output(stdout, stderr, () => {}),
     progress: () => {},
     defer: (cleanup) => cleanups.push(cleanup),
     takeSignals: (taken) => {
@@ -79,6 +80,8 @@ export async function runForClient(
   for (let cleanup = cleanups.pop(); cleanup !== undefined; cleanup = cleanups.pop()) {
     await Promise.resolve(cleanup()).catch(() => {});
   }
+  // Nothing is written after the end.
+  await Promise.all([stdout, stderr].map((stream) => new Promise<void>((done) => stream.end(() => done()))));
   client.exit(status);
 }
 
@@ -92,7 +95,7 @@ function clientStream(
   const writable = new Writable({
     write(chunk: Buffer, _encoding, done) {
       client.output(stream, chunk);
-      done();
+      client.drained().then(() => done());
     },
   });
   return Object.assign(writable, { isTTY });

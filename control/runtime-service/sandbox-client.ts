@@ -2,9 +2,26 @@
 import { type IncomingMessage, type RequestOptions, request } from 'node:http';
 import { join } from 'node:path';
 import type { Readable } from 'node:stream';
+import { StringDecoder } from 'node:string_decoder';
 import { DsecError, messageOf, systemCode } from '#base';
-import { type ExecResult, type ExecSpec, runtimeFolders, type SandboxEnd } from '#runtime';
+import {
+  type AllLimits,
+  type DeniedAttempt,
+  type ExecResult,
+  type ExecSpec,
+  type LimitChanges,
+  type NetworkCounters,
+  type NetworkPolicy,
+  type NetworkView,
+  type PauseReport,
+  runtimeFolders,
+  type SandboxEnd,
+  type SandboxUsage,
+  type UploadSpec,
+  type UploadState,
+} from '#runtime';
 import { fail } from '../errors.ts';
+import type { PackedView } from '../pack-sandbox.ts';
 import { type OutputNews, parseOutput, type RemoteError } from './output-frames.ts';
 
 export function sandboxSocket(runDir: string): string {
@@ -19,6 +36,27 @@ export interface CommandView {
   readonly result?: ExecResult;
 }
 
+export interface ForkView {
+  readonly snapshot: { readonly name: string; readonly digest: string };
+  readonly notes: readonly string[];
+  readonly sandboxes: readonly { readonly name: string }[];
+}
+
+export interface StatView {
+  readonly kind: string;
+  readonly size: number;
+  readonly mode: number;
+  readonly modifiedMs: number;
+}
+
+export interface WatchNews {
+  readonly event: string;
+  readonly path?: string;
+  readonly pathBase64?: string;
+  readonly directory?: boolean;
+  readonly cookie?: number;
+}
+
 type Query = Readonly<Record<string, string | number | boolean | undefined>>;
 
 export class SandboxClient {
@@ -31,8 +69,48 @@ export class SandboxClient {
   create(body: object): Promise<{ readonly name: string } & Readonly<Record<string, unknown>>> {
     return this.json('POST', '/v1/sandboxes', body);
   }
+  get(name: string): Promise<{ readonly name: string }> {
+    return this.json('GET', path(name));
+  }
+  list(): Promise<{ readonly name: string }[]> {
+    return this.json('GET', '/v1/sandboxes');
+  }
+  update(name: string, changes: LimitChanges): Promise<AllLimits> {
+    return this.json('PUT', `${path(name)}/limits`, changes);
+  }
+  usage(name: string, countDisk: boolean): Promise<SandboxUsage> {
+    return this.json('GET', `${path(name)}/usage${queryOf({ disk: countDisk })}`);
+  }
+  network(name: string): Promise<NetworkView> {
+    return this.json('GET', `${path(name)}/network`);
+  }
+  setNetwork(name: string, policy: NetworkPolicy): Promise<NetworkView> {
+    return this.json('PUT', `${path(name)}/network`, { policy });
+  }
+  networkCounters(name: string): Promise<NetworkCounters> {
+    return this.json('GET', `${path(name)}/network/counters`);
+  }
+  networkDenied(name: string, limit: number): Promise<DeniedAttempt[]> {
+    return this.json('GET', `${path(name)}/network/denied${queryOf({ limit })}`);
+  }
   stop(name: string, timeMs: number): Promise<SandboxEnd> {
     return this.json('POST', `${path(name)}/stop`, { timeMs });
+  }
+  pause(name: string): Promise<PauseReport> {
+    return this.json('POST', `${path(name)}/pause`);
+  }
+  async resume(name: string): Promise<void> {
+    await this.json('POST', `${path(name)}/resume`);
+  }
+  packDiff(name: string, body: object, signal?: AbortSignal): Promise<PackedView> {
+    return this.json('POST', `${path(name)}/pack-diff`, body, signal);
+  }
+  fork(name: string, body: object): Promise<ForkView> {
+    return this.json('POST', `${path(name)}/fork`, body);
+  }
+  /** `force`: also one that runs. */
+  async remove(name: string, force: boolean): Promise<void> {
+    await this.json('DELETE', `${path(name)}${queryOf({ force })}`);
   }
   exec(name: string, spec: ExecSpec): Promise<CommandView> {
     return this.json('POST', `${path(name)}/commands`, spec);
@@ -42,7 +120,7 @@ export class SandboxClient {
   }
   async *output(name: string, id: number, from: Query = {}, signal?: AbortSignal): AsyncGenerator<OutputNews> {
     const answer = await this.send('GET', `${path(name)}/commands/${id}/output${queryOf(from)}`, { signal });
-    yield* parseOutput(answer);
+    yield* parseOutput(bodyOf(answer));
   }
   /** Until `input` ends; then the command finds its input at its end. */
   async input(name: string, id: number, input: Readable): Promise<void> {
@@ -55,17 +133,54 @@ export class SandboxClient {
   async resize(name: string, id: number, size: { readonly rows: number; readonly columns: number }): Promise<void> {
     await this.json('POST', `${path(name)}/commands/${id}/resize`, size);
   }
+  /** Events as docs/sandboxes.md has them; the first is `watching`. */
+  async *watch(name: string, query: Query, signal?: AbortSignal): AsyncGenerator<WatchNews> {
+    const answer = await this.send('GET', `${path(name)}/files/watch${queryOf(query)}`, { signal });
+    const decoder = new StringDecoder('utf8');
+    let rest = '';
+    for await (const bytes of bodyOf(answer)) {
+      const lines = (rest + decoder.write(bytes)).split('\n');
+      rest = lines.pop()!;
+      for (const line of lines) {
+        if (line === '') continue;
+        const news = JSON.parse(line) as WatchNews & { readonly error?: RemoteError };
+        if (news.error !== undefined) throwRemote(news.error);
+        yield news;
+      }
+    }
+  }
   async copy(name: string, direction: 'upload' | 'download', from: string, to: string): Promise<void> {
     await this.json('POST', `${path(name)}/files/${direction}`, { from, to });
   }
-  stat(name: string, of: string): Promise<{ readonly kind: string }> {
+  stat(name: string, of: string): Promise<StatView> {
     return this.json('GET', `${path(name)}/files/stat${queryOf({ path: of })}`);
   }
+  digest(name: string, of: string): Promise<{ readonly sha256: string }> {
+    return this.json('GET', `${path(name)}/files/digest${queryOf({ path: of })}`);
+  }
+  async *content(name: string, of: string, offset: number): AsyncGenerator<Buffer> {
+    const answer = await this.send('GET', `${path(name)}/files${queryOf({ path: of, offset })}`);
+    yield* bodyOf(answer);
+  }
+  uploadState(name: string, { path: to, ...rest }: UploadSpec): Promise<UploadState> {
+    return this.json('GET', `${path(name)}/files/parts${queryOf({ path: String(to), ...rest })}`);
+  }
+  async uploadPart(name: string, spec: UploadSpec, offset: number, body: Readable): Promise<UploadState> {
+    const { path: to, ...rest } = spec;
+    const query = queryOf({ path: String(to), ...rest, offset });
+    const headers = { 'content-type': 'application/octet-stream', 'transfer-encoding': 'chunked' };
+    try {
+      const answer = await this.send('PUT', `${path(name)}/files/parts${query}`, { headers, body });
+      return JSON.parse((await drain(answer)).toString()) as UploadState;
+    } finally {
+      body.destroy();
+    }
+  }
 
-  private async json<T>(method: string, url: string, body?: object): Promise<T> {
+  private async json<T>(method: string, url: string, body?: object, signal?: AbortSignal): Promise<T> {
     const headers = body === undefined ? {} : { 'content-type': 'application/json' };
     const text = body === undefined ? undefined : JSON.stringify(body);
-    const answer = await this.send(method, url, { headers, body: text });
+    const answer = await this.send(method, url, { headers, body: text, signal });
     return JSON.parse((await drain(answer)).toString()) as T;
   }
 
@@ -88,6 +203,7 @@ export class SandboxClient {
       else {
         // An answer may come before all of it was sent: the command has ended.
         body.pipe(sent);
+        body.once('error', (error) => sent.destroy(error));
         sent.once('response', () => body.unpipe(sent));
         sent.once('close', () => body.unpipe(sent));
       }
@@ -102,7 +218,7 @@ export function throwRemote({ code, message, hint, exit }: RemoteError): never {
   throw new DsecError(code, { message, hint, exit: exit ?? 1, http: 500 });
 }
 
-function thrownThere(text: string): Error {
+export function thrownThere(text: string): Error {
   try {
     const { code, message, hint, exit, retryable } = (
       JSON.parse(text) as { error: RemoteError & { retryable?: boolean } }
@@ -124,8 +240,19 @@ function queryOf(query: Query): string {
     : `?${pairs.map(([key, value]) => `${key}=${encodeURIComponent(String(value))}`).join('&')}`;
 }
 
+/** @throws SANDBOX_PROTOCOL when it ends in the middle */
+async function* bodyOf(answer: IncomingMessage): AsyncGenerator<Buffer> {
+  try {
+    for await (const bytes of answer) yield bytes as Buffer;
+  } catch (error) {
+    // Who gave it up knows why.
+    if (systemCode(error) !== 'ECONNRESET') throw error;
+    throw fail('SANDBOX_PROTOCOL', { problem: 'it ended in the middle of an answer' }, error);
+  }
+}
+
 async function drain(answer: IncomingMessage): Promise<Buffer> {
   const parts: Buffer[] = [];
-  for await (const bytes of answer) parts.push(bytes as Buffer);
+  for await (const bytes of bodyOf(answer)) parts.push(bytes);
   return Buffer.concat(parts);
 }

@@ -7,13 +7,31 @@
  */
 import { constants } from 'node:os';
 import { Readable } from 'node:stream';
-import { type Static, type TSchema, Type } from '@sinclair/typebox';
-import { type FastifyReply, type FastifyRequest, fastify } from 'fastify';
-import { DsecError, messageOf } from '#base';
-import { openImage, openStore } from '#imagesvc';
-import type { ExecHandle, FileStatus, ResidentSandbox, SandboxNode, ShellResult } from '#runtime';
+import { Type } from '@sinclair/typebox';
+import { type FastifyInstance, fastify } from 'fastify';
+import { openImage } from '#imagesvc';
+import {
+  type ExecHandle,
+  type FileStatus,
+  IDLE_ACTIONS,
+  type ResidentSandbox,
+  RUNTIME_NAMES,
+  type SandboxNode,
+  SERVICE_CLASSES,
+  USERNS_MODES,
+} from '#runtime';
 import { fail } from '../errors.ts';
+import { PackBody, packedView, packRunning } from '../pack-sandbox.ts';
+import { fileRoutes } from './file-routes.ts';
+import { ForkBody, forkSandbox } from './fork-sandbox.ts';
+import { knownStore } from './known-stores.ts';
+import { LimitsBody, limitFields, UsageQuery } from './limit-schemas.ts';
+import { NetworkBody, networkAsked, networkRoutes } from './network-routes.ts';
 import { outputFrame } from './output-frames.ts';
+import { portRoutes } from './port-routes.ts';
+import { errorOf, ONE_SANDBOX, routeAdder, stopWith } from './route.ts';
+import { describeRoutes } from './sandbox-openapi.ts';
+import { shellRoutes } from './shell-routes.ts';
 
 const Text = Type.String({ maxLength: 1 << 20 });
 const Count = (maximum: number) => Type.Integer({ minimum: 0, maximum });
@@ -32,8 +50,13 @@ const CreateBody = Type.Object(
     user: Type.Optional(Text),
     workdir: Type.Optional(Text),
     ttlMs: Type.Optional(TimeMs),
-    memoryBytes: Type.Optional(Count(Number.MAX_SAFE_INTEGER)),
-    pids: Type.Optional(Type.Integer({ minimum: 1, maximum: 4_194_304 })),
+    idleMs: Type.Optional(Type.Integer({ minimum: 1000, maximum: 2 ** 41 })),
+    idleAction: Type.Optional(Type.Union(IDLE_ACTIONS.map((action) => Type.Literal(action)))),
+    class: Type.Optional(Type.Union(SERVICE_CLASSES.map((name) => Type.Literal(name)))),
+    runtime: Type.Optional(Type.Union(RUNTIME_NAMES.map((name) => Type.Literal(name)))),
+    userns: Type.Optional(Type.Union(USERNS_MODES.map((mode) => Type.Literal(mode)))),
+    ...limitFields,
+    network: Type.Optional(NetworkBody),
     lazy: Type.Optional(Type.Boolean()),
     prefetch: Type.Optional(Type.Boolean()),
   },
@@ -48,21 +71,11 @@ const ExecBody = Type.Object(
     stdin: Type.Optional(Type.Boolean()),
     terminal: Type.Optional(Size),
     timeoutMs: Type.Optional(TimeMs),
+    background: Type.Optional(Type.Boolean()),
     requestId: Type.Optional(Text),
   },
   { additionalProperties: false },
 );
-const ShellBody = Type.Object(
-  {
-    shell: Type.Optional(Text),
-    env: Type.Optional(Type.Array(Text)),
-    cwd: Type.Optional(Text),
-    user: Type.Optional(Text),
-    terminal: Type.Optional(Size),
-  },
-  { additionalProperties: false },
-);
-const RunBody = Type.Object({ command: Text, timeoutMs: Type.Optional(TimeMs) }, { additionalProperties: false });
 const StopBody = Type.Object({ timeMs: Type.Optional(TimeMs) }, { additionalProperties: false });
 const SignalBody = Type.Object(
   { signal: Type.String({ pattern: '^SIG[A-Z0-9]{2,8}$' }) },
@@ -74,27 +87,18 @@ const PathQuery = Type.Object({
   recursive: Type.Optional(Type.Boolean()),
   mode: Type.Optional(Count(0o7777)),
 });
+const ReadQuery = Type.Object({ path: Text, offset: Type.Optional(Count(Number.MAX_SAFE_INTEGER)) });
 const OutputQuery = Type.Object({
   stdout: Type.Optional(Count(Number.MAX_SAFE_INTEGER)),
   stderr: Type.Optional(Count(Number.MAX_SAFE_INTEGER)),
   follow: Type.Optional(Type.Boolean()),
 });
+const RemoveQuery = Type.Object({ force: Type.Optional(Type.Boolean()) });
 const StdinQuery = Type.Object({ close: Type.Optional(Type.Boolean()) });
-
-type Handler<B extends TSchema, Q extends TSchema> = (call: {
-  readonly sandbox: () => ResidentSandbox;
-  readonly command: () => ExecHandle;
-  readonly id: number;
-  readonly name: string;
-  readonly body: Static<B>;
-  readonly query: Static<Q>;
-  readonly request: FastifyRequest;
-  readonly reply: FastifyReply;
-}) => unknown;
 
 const BODY_BYTES = 8 << 20;
 
-export function sandboxApp(node: SandboxNode) {
+export async function sandboxApp(node: SandboxNode): Promise<FastifyInstance> {
   const app = fastify({
     logger: false,
     bodyLimit: BODY_BYTES,
@@ -114,41 +118,18 @@ export function sandboxApp(node: SandboxNode) {
     reply.code(404).send({ error });
   });
 
-  const route = <B extends TSchema, Q extends TSchema>(
-    method: 'GET' | 'POST' | 'PUT' | 'DELETE',
-    url: string,
-    schema: { readonly body?: B; readonly querystring?: Q },
-    handler: Handler<B, Q>,
-  ) =>
-    app.route({
-      method,
-      url,
-      schema,
-      handler: (request, reply) => {
-        const { name = '', id = '' } = request.params as { name?: string; id?: string };
-        const sandbox = () => node.get(name);
-        return handler({
-          sandbox,
-          command: () => sandbox().command(numberOf(id)),
-          id: numberOf(id),
-          name,
-          body: (request.body ?? {}) as Static<B>,
-          query: request.query as Static<Q>,
-          request,
-          reply,
-        });
-      },
-    });
-  const one = '/v1/sandboxes/:name';
+  await describeRoutes(app);
+  const route = routeAdder(app, node);
+  const one = ONE_SANDBOX;
   const command = `${one}/commands/:id`;
-  const shell = `${one}/shells/:id`;
 
   route('GET', '/v1/sandboxes', {}, () => node.list().map(view));
   route('POST', '/v1/sandboxes', { body: CreateBody }, async ({ body, reply }) => {
-    const { store: url, image, workspace, toolkits = [], ...rest } = body;
-    const store = await openStore(url);
+    const { store: url, image, workspace, toolkits = [], network, ...rest } = body;
+    const store = await knownStore(url);
     const created = await node.create({
       ...rest,
+      network: networkAsked(network),
       store,
       base: await openImage(store, image),
       workspace: workspace === undefined ? undefined : await openImage(store, workspace),
@@ -158,7 +139,27 @@ export function sandboxApp(node: SandboxNode) {
     return view(created);
   });
   route('GET', one, {}, ({ sandbox }) => view(sandbox()));
+  route('DELETE', one, { querystring: RemoveQuery }, async ({ name, query }) => {
+    await node.remove(name, query);
+    return {};
+  });
   route('POST', `${one}/stop`, { body: StopBody }, ({ name, body }) => node.stop(name, body));
+  route('POST', `${one}/pause`, {}, ({ sandbox }) => sandbox().pause());
+  route('POST', `${one}/resume`, {}, async ({ sandbox }) => {
+    const resumed = sandbox();
+    await resumed.resume();
+    return view(resumed);
+  });
+  route('POST', `${one}/pack-diff`, { body: PackBody }, async ({ sandbox, body, reply }) => {
+    return packedView(await packRunning(sandbox(), { ...body, signal: stopWith(reply) }));
+  });
+  route('POST', `${one}/fork`, { body: ForkBody }, async ({ name, body, reply }) => {
+    const { snapshot, sandboxes, notes } = await forkSandbox(node, name, body);
+    reply.code(201);
+    return { snapshot, notes, sandboxes: sandboxes.map(view) };
+  });
+  route('PUT', `${one}/limits`, { body: LimitsBody }, ({ sandbox, body }) => sandbox().update(body));
+  route('GET', `${one}/usage`, { querystring: UsageQuery }, ({ sandbox, query }) => sandbox().usage(query));
 
   route('GET', `${one}/commands`, {}, ({ sandbox }) => sandbox().commands().map(commandView));
   route('POST', `${one}/commands`, { body: ExecBody }, async ({ sandbox, body, reply }) => {
@@ -195,29 +196,17 @@ export function sandboxApp(node: SandboxNode) {
     return {};
   });
 
-  route('POST', `${one}/shells`, { body: ShellBody }, async ({ sandbox, body, reply }) => {
-    const opened = await sandbox().openShell(body);
-    reply.code(201);
-    return { id: opened.id };
-  });
-  route('POST', `${shell}/run`, { body: RunBody }, async ({ sandbox, id, body }) => {
-    return shellView(await sandbox().shell(id).run(body.command, body));
-  });
-  route('POST', `${shell}/interrupt`, {}, ({ sandbox, id }) => {
-    sandbox().shell(id).interrupt();
-    return {};
-  });
-  route('DELETE', shell, {}, async ({ sandbox, id }) => {
-    await sandbox().shell(id).close();
-    return {};
-  });
+  shellRoutes(route);
+  networkRoutes(route);
 
-  route('GET', `${one}/files`, { querystring: PathQuery }, async ({ sandbox, query, reply }) => {
+  route('GET', `${one}/files`, { querystring: ReadQuery }, async ({ sandbox, query, reply }) => {
     const { files } = sandbox();
-    const { kind, size } = await files.stat(query.path);
-    if (kind !== 'file') throw fail('SANDBOX_NO_FILE', { path: query.path, kind });
+    const { path, offset = 0 } = query;
+    const { kind, size, inode, modifiedMs } = await files.stat(path);
+    if (kind !== 'file') throw fail('SANDBOX_NO_FILE', { path, kind });
     reply.header('content-type', 'application/octet-stream').header('x-size', size);
-    return reply.send(Readable.from(whole(files.pieces(query.path)), { objectMode: false }));
+    reply.header('etag', `"${inode}-${size}-${modifiedMs}"`);
+    return reply.send(Readable.from(whole(files.pieces(path, offset), offset), { objectMode: false }));
   });
   route('PUT', `${one}/files`, { querystring: PathQuery }, async ({ sandbox, query, request }) => {
     const content = request.body instanceof Readable ? (request.body as AsyncIterable<Buffer>) : Buffer.alloc(0);
@@ -251,13 +240,15 @@ export function sandboxApp(node: SandboxNode) {
     await sandbox().files.download(body.from, body.to);
     return {};
   });
+  fileRoutes(route);
+  await portRoutes(app, node);
   return app;
 }
 
 function view(sandbox: ResidentSandbox) {
   const { name, state, end, facts, runningCommands } = sandbox;
-  const { id, createdAt, backend, store, base, workspace, toolkits, resident } = facts;
-  const { expiresAt, memoryBytes, pids } = resident ?? {};
+  const { id, createdAt, backend, store, base, workspace, toolkits, limits, resident } = facts;
+  const { expiresAt, idleMs, idleAction, class: serviceClass = 'ls', pausedAt } = resident ?? {};
   return {
     name,
     id,
@@ -270,8 +261,12 @@ function view(sandbox: ResidentSandbox) {
     workspace,
     toolkits,
     expiresAt,
-    memoryBytes,
-    pids,
+    idleMs,
+    idleAction,
+    class: serviceClass,
+    pausedAt,
+    limits,
+    network: sandbox.network.view(),
     runningCommands,
   };
 }
@@ -281,10 +276,6 @@ function commandView(
 ) {
   const { id, result, record } = command;
   return { id, args: record?.args, startedMs: record?.startedMs, running: result === undefined, result };
-}
-
-function shellView({ stdout, stderr, ...rest }: ShellResult) {
-  return { ...rest, stdoutBase64: stdout.toString('base64'), stderrBase64: stderr.toString('base64') };
 }
 
 function statusView({ inode, ...status }: FileStatus) {
@@ -309,32 +300,15 @@ async function* outputFrames(command: ExecHandle, from: Parameters<ExecHandle['o
 }
 
 /** Holes as zeros: the body has as many bytes as the file. */
-async function* whole(pieces: AsyncIterable<{ offset: number; bytes: Buffer; size: number }>): AsyncGenerator<Buffer> {
+async function* whole(
+  pieces: AsyncIterable<{ offset: number; bytes: Buffer; size: number }>,
+  from: number,
+): AsyncGenerator<Buffer> {
   const zeros = Buffer.alloc(256 << 10);
-  let at = 0;
+  let at = from;
   for await (const { offset, bytes } of pieces) {
     for (; at < offset; at += Math.min(zeros.length, offset - at)) yield zeros.subarray(0, offset - at);
     yield bytes;
     at = offset + bytes.length;
   }
-}
-
-function stopWith(reply: FastifyReply): AbortSignal {
-  const stop = new AbortController();
-  // Of the answer: its connection may serve many more.
-  reply.raw.once('close', () => stop.abort(new Error('the reader has gone')));
-  return stop.signal;
-}
-
-function numberOf(text: string): number {
-  return /^[1-9]\d{0,9}$/.test(text) ? Number(text) : 0;
-}
-
-function errorOf(thrown: unknown): DsecError {
-  if (thrown instanceof DsecError) return thrown;
-  const { validation, statusCode } = (thrown ?? {}) as { validation?: unknown; statusCode?: unknown };
-  if (validation !== undefined || (typeof statusCode === 'number' && statusCode < 500)) {
-    return fail('SANDBOX_BAD_REQUEST', { problem: messageOf(thrown) }, thrown);
-  }
-  return fail('SANDBOX_INTERNAL', { problem: messageOf(thrown) }, thrown);
 }

@@ -19,12 +19,17 @@ export interface ServiceSelf {
 /** The command with its arguments, or undefined: not for the service. */
 export function servableCommand(greeting: Greeting, self: ServiceSelf): readonly string[] | undefined {
   const [script, ...args] = greeting.command;
-  if (script === undefined || args[0] !== 'run') return undefined;
+  if (script === undefined || !isServable(args)) return undefined;
   if (!sameVariables(greeting.env, self.env, /^DSEC_/)) return undefined;
   // The same text, but from the client's own folder.
   if (FOLDERS.some((name) => /^[^/]/.test(greeting.env[name] ?? ''))) return undefined;
   if (rootOf(script, greeting.cwd) !== self.root) return undefined;
   return self.isFresh() ? args : undefined;
+}
+
+/** bin/dsec says the same. */
+function isServable([command, part]: readonly string[]): boolean {
+  return command === 'run' || (command === 'sandbox' && (part === 'exec' || part === 'create'));
 }
 
 const FOLDERS = ['DSEC_RUN', 'DSEC_STATE', 'DSEC_CACHE'];

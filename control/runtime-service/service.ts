@@ -10,6 +10,7 @@
  */
 import { mkdirSync, rmSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
+import type { FastifyInstance } from 'fastify';
 import { messageOf } from '#base';
 import { type FileLock, tryLock } from '#linux';
 import {
@@ -46,7 +47,8 @@ export class RuntimeService {
   private readonly working = new Map<Promise<void>, AbortController>();
   private launcher: ResidentLauncher | undefined;
   private node: SandboxNode | undefined;
-  private app: ReturnType<typeof sandboxApp> | undefined;
+  private app: FastifyInstance | undefined;
+  private reclaiming: Promise<void> | undefined;
   private ending = false;
 
   private constructor(options: RuntimeServiceOptions, agent: AgentBinary, socket: string, lock: FileLock) {
@@ -68,15 +70,21 @@ export class RuntimeService {
     if (lock === undefined) throw fail('SERVE_RUNS_ALREADY', { socket });
     const service = new RuntimeService(options, agent, socket, lock);
     try {
-      await reclaimSandboxes();
       await service.openNode(runDir);
       await service.open();
+      service.reclaiming = service.reclaim();
     } catch (error) {
       await service.closeNode();
       lock.release();
       throw error;
     }
     return service;
+  }
+
+  /** What processes that were killed have left. It may take seconds, and keeps nobody waiting. */
+  private async reclaim(): Promise<void> {
+    const { problems } = await reclaimSandboxes().catch((error) => ({ problems: [messageOf(error)] }));
+    for (const problem of problems) this.options.note(problem);
   }
 
   /** How many clients are being served. */
@@ -89,7 +97,7 @@ export class RuntimeService {
     const socket = sandboxSocket(runDir);
     // Whoever left it holds no lock any more.
     rmSync(socket, { force: true });
-    this.app = sandboxApp(this.node);
+    this.app = await sandboxApp(this.node);
     const mask = process.umask(0o177);
     try {
       await this.app.listen({ path: socket });
@@ -101,7 +109,7 @@ export class RuntimeService {
   /** The sandboxes that stay do so. */
   private async closeNode(): Promise<void> {
     await this.app?.close();
-    this.node?.close();
+    await this.node?.close();
   }
 
   private async open(): Promise<void> {
@@ -147,6 +155,7 @@ export class RuntimeService {
     await Promise.race([all(), delay(drainMs, undefined, { ref: false })]);
     for (const stop of this.working.values()) stop.abort();
     await all();
+    await this.reclaiming;
     await this.closeNode();
     await this.launcher?.close();
     // While it is held: a lock on a nameless file would keep nobody out.

@@ -1,5 +1,14 @@
 /** docs/composition.md end to end: a base, a workspace at a folder, a toolkit, and what becomes of the changes. */
-import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import {
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -77,5 +86,20 @@ describe.skipIf(!canRun())('a composed sandbox', () => {
     expect((await dsec('run', '--toolkit', 'repo:done', 'base:1', '--', '/bin/cat', '/workspace/done')).exitCode).toBe(
       0,
     );
+  });
+
+  it('gets another version of a toolkit for the price of one layer', async () => {
+    const blobs = () => readdirSync(join(store, 'blobs/sha256')).length;
+    const inUse = ['--workspace', 'repo:1', '--toolkit', 'tools:1', 'base:1', '--', '/bin/sh', '/opt/tools/tool'];
+    const before = blobs();
+    const tools = tree('tools-2', { tool: '#!/bin/sh\necho second\n' });
+    await dsec('convert', tools, '--prefix', '/opt/tools', '--name', 'tools:2', '--kind', 'toolkit');
+    // A metadata image (the script is inside it) and a manifest; nothing of base or workspace is touched.
+    expect(blobs() - before).toBe(2);
+    const after = blobs();
+    const second = inUse.map((part) => part.replace('tools:1', 'tools:2'));
+    expect((await dsec('run', ...second)).exitCode).toBe(0);
+    expect((await dsec('run', ...inUse.slice(0, -3), '--', '/bin/cat', '/opt/tools/tool')).exitCode).toBe(0);
+    expect(blobs()).toBe(after);
   });
 });

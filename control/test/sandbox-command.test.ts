@@ -46,7 +46,7 @@ describe('the routes', () => {
   it('take signals by names that there are', async () => {
     const sent: string[] = [];
     const command = { kill: (signal: string) => sent.push(signal) };
-    const app = sandboxApp({ get: () => ({ command: () => command }) } as unknown as SandboxNode);
+    const app = await sandboxApp({ get: () => ({ command: () => command }) } as unknown as SandboxNode);
     const send = (signal: string) =>
       app.inject({ method: 'POST', url: '/v1/sandboxes/x/commands/1/signal', payload: { signal } });
     expect((await send('SIGHUP')).statusCode).toBe(200);
@@ -55,11 +55,52 @@ describe('the routes', () => {
     await app.close();
   });
 
+  it('are all described', async () => {
+    const app = await sandboxApp({ list: () => [] } as unknown as SandboxNode);
+    const document = (await app.inject('/openapi.json')).json();
+    const described = Object.entries(document.paths as Record<string, Record<string, { summary?: string }>>).flatMap(
+      ([path, item]) => Object.entries(item).map(([method, { summary }]) => ({ route: `${method} ${path}`, summary })),
+    );
+    expect(described.length).toBeGreaterThan(25);
+    expect(described.filter(({ summary }) => summary === undefined)).toEqual([]);
+    expect((await app.inject('/docs')).body).toContain('/v1/sandboxes/{name}/shells/{id}/expect');
+    await app.close();
+  });
+
+  it('wait for text and patterns in a shell, and give it input', async () => {
+    const asked: unknown[] = [];
+    const session = {
+      expect: async (...args: unknown[]) => {
+        asked.push(...args);
+        return Buffer.from('$ ');
+      },
+      write: async (bytes: Buffer) => void asked.push(String(bytes)),
+    };
+    const app = await sandboxApp({ get: () => ({ shell: () => session }) } as unknown as SandboxNode);
+    const url = '/v1/sandboxes/x/shells/1';
+    const expected = (payload: object) => app.inject({ method: 'POST', url: `${url}/expect`, payload });
+    expect((await expected({ text: '$ ', from: 3 })).json()).toEqual({ outputBase64: 'JCA=' });
+    expect((await expected({ regex: '\\$ $', timeoutMs: 5 })).json()).toEqual({ outputBase64: 'JCA=' });
+    const headers = { 'content-type': 'application/octet-stream' };
+    expect((await app.inject({ method: 'POST', url: `${url}/stdin`, payload: 'ls\n', headers })).statusCode).toBe(200);
+    expect(asked).toEqual(['$ ', { from: 3 }, /\$ $/, { timeoutMs: 5 }, 'ls\n']);
+    for (const wrong of [{}, { text: 'a', regex: 'b' }, { regex: '(' }]) {
+      expect((await expected(wrong)).json()).toMatchObject({ error: { code: 'SANDBOX_BAD_REQUEST' } });
+    }
+    await app.close();
+  });
+
   it('refuse what they do not know, and never fail of themselves', async () => {
     const gone = () => {
       throw Object.assign(new Error('no such thing'), { statusCode: 404 });
     };
-    const app = sandboxApp({ list: () => [], get: gone, create: gone, stop: gone } as unknown as SandboxNode);
+    const app = await sandboxApp({
+      list: () => [],
+      get: gone,
+      create: gone,
+      stop: gone,
+      remove: gone,
+    } as unknown as SandboxNode);
     const urls = [
       '/v1/sandboxes',
       '/v1/sandboxes/x',
@@ -220,5 +261,63 @@ describe.skipIf(!can)('dsec sandbox', { timeout: 240_000 }, () => {
     expect(dsec('', 'rm', 'work').status).toBe(0);
     expect(JSON.parse(dsec('', 'ls', '--json').stdout)).toEqual([]);
     await delay(0);
+  });
+
+  it('pauses one, resumes it by a request, packs it while it runs, and forks it', async () => {
+    expect(dsec('', 'create', 'bb:1', '--name', 'parent', '--class', 'be', '--idle', '1h', '--pids', '99').status).toBe(
+      0,
+    );
+    const loop = 'exec 7>/tmp/log; n=0; while :; do n=$((n + 1)); echo $n >&7; echo $n > /tmp/n; sleep 0.01; done';
+    expect(dsec('', 'exec', 'parent', '-d', '--', 'sh', '-c', loop).status).toBe(0);
+    expect(
+      dsec('', 'exec', 'parent', '-n', '--', 'sh', '-c', 'while [ ! -e /tmp/n ]; do sleep 0.01; done').status,
+    ).toBe(0);
+    expect(dsec('', 'pause', 'parent')).toMatchObject({
+      status: 0,
+      stdout: expect.stringMatching(/^parent: paused; /),
+    });
+    expect(dsec('', 'pause', 'parent', '--json').stdout).toContain('"pausedAt"');
+    expect(dsec('', 'ls').stdout).toMatch(/parent +paused /);
+    const packed = spawnSync(join(root, 'bin/dsec'), ['pack-diff', 'parent', '--name', 'mid:1', '--no-policy'], {
+      env,
+      encoding: 'utf8',
+    });
+    expect(packed).toMatchObject({ status: 0, stdout: expect.stringMatching(/^mid:1: sha256:/) });
+    expect(packed.stderr).toContain('/tmp/log: open for writing by sh');
+    expect(dsec('', 'ls').stdout).toMatch(/parent +paused /);
+    expect(spawnSync(join(root, 'bin/dsec'), ['pack-diff', 'parent', '--name', 'mid:2', '--rm'], { env }).status).toBe(
+      2,
+    );
+    const upper = join(folder, 'state/sandboxes/parent/upper/tmp');
+    const files = () => ['n', 'log'].map((name) => fs.readFileSync(join(upper, name), 'utf8'));
+    const before = files();
+    const forked = dsec('', 'fork', 'parent', '--count', '2', '--request-id', 'once');
+    expect(forked.status).toBe(0);
+    const children = forked.stdout.trim().split('\n');
+    expect(children.length).toBe(2);
+    expect(files()).toEqual(before);
+    for (const child of children) {
+      const found = dsec('', 'exec', child, '-n', '--', 'sh', '-c', 'cat /tmp/n /tmp/log; echo $HOSTNAME');
+      expect(found).toMatchObject({ status: 0, stdout: `${before.join('')}${child}\n` });
+    }
+    const listed = JSON.parse(dsec('', 'ls', '--json').stdout) as { name: string; limits: unknown; resident: object }[];
+    for (const one of listed) {
+      expect(one.limits).toMatchObject({ pids: 99 });
+      expect(one.resident).toMatchObject({ class: 'be', idleMs: 3_600_000, idleAction: 'stop' });
+    }
+    // Asked again with the same id.
+    expect(dsec('', 'fork', 'parent', '--count', '2', '--request-id', 'once').stdout).toBe(forked.stdout);
+    expect(dsec('', 'resume', 'parent', 'parent').stdout).toBe('parent: running\nparent: running\n');
+    const moved = 'read a < /tmp/n; b=$a; while [ $a = $b ]; do read b < /tmp/n; sleep 0.01; done';
+    expect(dsec('', 'exec', 'parent', '-n', '--', 'sh', '-c', moved).status).toBe(0);
+    const running = dsec('', 'fork', 'parent', '--json');
+    expect(JSON.parse(running.stdout).sandboxes.length).toBe(1);
+    expect(dsec('', 'fork', 'parent', '--count', '0').status).toBe(2);
+    expect(dsec('', 'pause', 'no-such').status).toBe(4);
+    expect(dsec('', 'create', 'bb:1', '--class', 'best').status).toBe(2);
+    expect(dsec('', 'create', 'bb:1', '--idle', '1ms').status).toBe(2);
+    const names = dsec('', 'ls', '--json').stdout;
+    for (const { name } of JSON.parse(names) as { name: string }[])
+      expect(dsec('', 'rm', '--force', name).status).toBe(0);
   });
 });

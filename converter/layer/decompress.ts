@@ -7,6 +7,7 @@ import { fail } from '../errors.ts';
 import { igzipEngine } from './igzip.ts';
 import type { InflateContext, InflateEngine } from './inflate-engine.ts';
 import { libzstdEngine } from './libzstd.ts';
+import { nativeGzipEngine } from './native-gunzip.ts';
 import { nodeGzipEngine, nodeZstdEngine } from './node-inflate.ts';
 import { isZstdMagic } from './zstd-frames.ts';
 
@@ -54,11 +55,13 @@ export function detectCompression(first: Buffer): 'gzip' | 'zstd' | 'plain' {
 
 /** Every engine that works on this machine, the preferred one of each format first. */
 export function inflateEngines(): InflateEngine[] {
-  return [igzipEngine(), nodeGzipEngine(), libzstdEngine(), nodeZstdEngine()].filter((engine) => engine !== undefined);
+  return [nativeGzipEngine(), igzipEngine(), nodeGzipEngine(), libzstdEngine(), nodeZstdEngine()].filter(
+    (engine) => engine !== undefined,
+  );
 }
 
 function gzipEngine(): InflateEngine {
-  return igzipEngine() ?? nodeGzipEngine();
+  return nativeGzipEngine() ?? igzipEngine() ?? nodeGzipEngine();
 }
 
 function zstdEngine(): InflateEngine {

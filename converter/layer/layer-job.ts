@@ -83,6 +83,8 @@ export interface JobResults {
 export type WorkerRequest = { readonly id: number; readonly job: Job };
 
 export type WorkerReply =
+  /** Its libraries are loaded: from here on it may be ended. */
+  | { readonly kind: 'ready' }
   /** `part`: which layer of a stack. */
   | { readonly id: number; readonly kind: 'progress'; readonly part: number; readonly doneBytes: number }
   | { readonly id: number; readonly kind: 'part'; readonly part: number; readonly result: SpoolResult }

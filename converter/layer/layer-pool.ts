@@ -31,6 +31,8 @@ interface Waiting {
 interface Lane {
   readonly worker: Worker;
   readonly jobs: Map<number, Waiting>;
+  /** Its libraries are loaded, or it is gone: ended while it loads them, it would end the process with it. */
+  readonly ready: Promise<void>;
 }
 
 export interface SpoolRequest {
@@ -126,10 +128,12 @@ export class LayerPool {
   }
 
   #startLane(): Lane {
-    const lane: Lane = {
-      worker: spawnWorker('layer-worker', new URL('./layer-worker.ts', import.meta.url)),
-      jobs: new Map(),
-    };
+    const worker = spawnWorker('layer-worker', new URL('./layer-worker.ts', import.meta.url));
+    const ready = new Promise<void>((resolve) => {
+      worker.once('message', () => resolve());
+      worker.once('exit', () => resolve());
+    });
+    const lane: Lane = { worker, jobs: new Map(), ready };
     lane.worker.on('message', (reply: WorkerReply) => this.#answer(lane, reply));
     lane.worker.on('error', (error) => this.#lost(lane, error instanceof Error ? error : new Error(String(error))));
     lane.worker.on('exit', (code) => this.#lost(lane, new Error(`a conversion worker ended with status ${code}`)));
@@ -144,6 +148,7 @@ export class LayerPool {
   }
 
   #answer(lane: Lane, reply: WorkerReply): void {
+    if (reply.kind === 'ready') return;
     const waiting = lane.jobs.get(reply.id);
     if (waiting === undefined) return;
     if (reply.kind === 'progress') {
@@ -176,7 +181,11 @@ export class LayerPool {
       for (const waiting of lane.jobs.values()) waiting.reject(reason);
       lane.jobs.clear();
     }
-    await Promise.all(this.#lanes.map((lane) => lane.worker.terminate()));
+    const ending = this.#lanes.map(async ({ worker, ready }) => {
+      await ready;
+      await worker.terminate();
+    });
+    await Promise.all(ending);
   }
 }
 

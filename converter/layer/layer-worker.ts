@@ -1,6 +1,6 @@
 /** The worker thread's end of the layer pool: takes jobs one at a time, answers with results or errors. */
 import { type MessagePort, parentPort } from 'node:worker_threads';
-import { sha256Fallback } from '#linux';
+import { gunzipFallback, sha256Fallback } from '#linux';
 import { igzipEngine } from './igzip.ts';
 import { packError, unpackError } from './job-error.ts';
 import type { SpoolJob, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
@@ -14,9 +14,10 @@ const WINDOW_BYTES = 8 << 20;
 
 const port = parentPort!;
 // Libraries are loaded while there is no job yet.
-igzipEngine();
+if (gunzipFallback() !== undefined) igzipEngine();
 sha256Fallback();
 const reply = (message: WorkerReply, transfer: ArrayBuffer[] = []) => port.postMessage(message, transfer);
+reply({ kind: 'ready' });
 
 port.on('message', async ({ id, job }: WorkerRequest) => {
   try {

@@ -31,12 +31,13 @@ export async function spoolLayer(
   job: SpoolJob,
   context: SpoolContext,
   place: DataPlace = { directFromBytes: directFrom(job.sizeBytes ?? 0) },
+  input?: TarInput,
 ): Promise<SpoolResult> {
   const { source } = job;
   if (source.kind === 'folder') {
     return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context), place);
   }
-  return spoolEntries(job, (handler) => spoolTar(job, source, handler, context), place);
+  return spoolEntries(job, (handler) => spoolTar(job, input ?? openTar(job, source, context), handler), place);
 }
 
 /** Layers one after the other. Those with their data in one file: it is a blob as it is if nothing of it dies. */
@@ -47,26 +48,65 @@ export async function spoolStack(
 ): Promise<BlobDigests | undefined> {
   // Data is seldom less than what it was compressed to.
   const leastBytes = job.layers.reduce((sum, { sizeBytes }) => sum + (sizeBytes ?? 0), 0);
-  if (job.dataPath === undefined) {
-    let bytes = 0;
-    for (const [part, layer] of job.layers.entries()) {
-      // What goes through the page cache is the beginning of all of them, not of each.
-      const directFromBytes = directFrom(leastBytes, bytes);
-      const result = await spoolLayer(layer, contextOf(part), { directFromBytes });
-      bytes += result.dataBytes;
-      onPart(part, result);
-    }
-    return undefined;
-  }
-  const isDoomed = () => Atomics.load(job.doomed, 0) !== 0;
-  const data = new DataFile(job.dataPath, { hash: true, directFromBytes: directFrom(leastBytes), isDoomed });
-  const stack: DataStack = { data, known: new Map() };
+  const inputs = new InputsAhead(job.layers, contextOf);
   try {
-    for (const [part, layer] of job.layers.entries())
-      onPart(part, await spoolLayer(layer, contextOf(part), { into: stack }));
-    return await data.finish();
+    if (job.dataPath === undefined) {
+      let bytes = 0;
+      for (const [part, layer] of job.layers.entries()) {
+        // What goes through the page cache is the beginning of all of them, not of each.
+        const place = { directFromBytes: directFrom(leastBytes, bytes) };
+        const result = await spoolLayer(layer, contextOf(part), place, inputs.take(part));
+        bytes += result.dataBytes;
+        onPart(part, result);
+      }
+      return undefined;
+    }
+    const isDoomed = () => Atomics.load(job.doomed, 0) !== 0;
+    const data = new DataFile(job.dataPath, { hash: true, directFromBytes: directFrom(leastBytes), isDoomed });
+    const stack: DataStack = { data, known: new Map() };
+    try {
+      for (const [part, layer] of job.layers.entries())
+        onPart(part, await spoolLayer(layer, contextOf(part), { into: stack }, inputs.take(part)));
+      return await data.finish();
+    } finally {
+      await data.close();
+    }
   } finally {
-    await data.close();
+    await inputs.close();
+  }
+}
+
+/** While one layer is spooled, the next one is inflated as far as memory is set aside for it: it is what a free core can do. */
+class InputsAhead {
+  readonly #layers: readonly SpoolJob[];
+  readonly #contextOf: (part: number) => SpoolContext;
+  readonly #opened: TarInput[] = [];
+  #next: TarInput | undefined;
+
+  constructor(layers: readonly SpoolJob[], contextOf: (part: number) => SpoolContext) {
+    this.#layers = layers;
+    this.#contextOf = contextOf;
+    this.#next = this.#open(0);
+  }
+
+  take(part: number): TarInput | undefined {
+    const input = this.#next;
+    this.#next = this.#open(part + 1);
+    return input;
+  }
+
+  #open(part: number): TarInput | undefined {
+    const job = this.#layers[part];
+    if (job === undefined || job.source.kind === 'folder') return undefined;
+    const input = openTar(job, job.source, this.#contextOf(part));
+    this.#opened.push(input);
+    input.begin();
+    return input;
+  }
+
+  /** Those that were not spooled to their end. */
+  async close(): Promise<void> {
+    await Promise.all(this.#opened.map((input) => input.close()));
   }
 }
 
@@ -152,12 +192,42 @@ export class SpoolHandler implements EntryHandler {
   }
 }
 
-async function spoolTar(
+/** A layer's blob and the tar in it. */
+class TarInput {
+  readonly blob: CountedSource;
+  readonly blobHash: Sha256 | undefined;
+  readonly #chunks: AsyncGenerator<Buffer>;
+  #first: Promise<IteratorResult<Buffer>> | undefined;
+
+  constructor(blob: CountedSource, blobHash: Sha256 | undefined, chunks: AsyncGenerator<Buffer>) {
+    this.blob = blob;
+    this.blobHash = blobHash;
+    this.#chunks = chunks;
+  }
+
+  /** Begins to inflate it. What goes wrong is told to who takes the chunks. */
+  begin(): void {
+    this.#first = this.#chunks.next();
+    this.#first.catch(() => {});
+  }
+
+  async *chunks(): AsyncGenerator<Buffer> {
+    const first = await this.#first;
+    if (first?.done === true) return;
+    if (first !== undefined) yield first.value;
+    yield* this.#chunks;
+  }
+
+  async close(): Promise<void> {
+    await this.#chunks.return(undefined);
+  }
+}
+
+function openTar(
   job: SpoolJob,
   source: Exclude<SpoolJob['source'], { kind: 'folder' }>,
-  handler: SpoolHandler,
   context: SpoolContext,
-): Promise<InputFacts> {
+): TarInput {
   const blobHash = job.digest === undefined ? undefined : createSha256();
   const blob = new CountedSource(
     source.kind === 'file' ? new FileRange(source.path, source.offset, source.sizeBytes) : context.openStream(),
@@ -165,14 +235,23 @@ async function spoolTar(
     context,
     job,
   );
+  return new TarInput(blob, blobHash, decompress(blob, job.compression, { label: job.label }));
+}
+
+async function spoolTar(job: SpoolJob, input: TarInput, handler: SpoolHandler): Promise<InputFacts> {
+  const { blob, blobHash } = input;
   // A tar that nobody vouches for has nothing to be compared with.
   const tarHash = job.diffId === undefined ? undefined : createSha256();
   const reader = new TarReader(underPrefix(job.prefix, handler), { label: job.label });
   let tarBytes = 0;
-  for await (const chunk of decompress(blob, job.compression, { label: job.label })) {
-    tarBytes += chunk.length;
-    reader.push(chunk);
-    await handler.catchUp(tarHash && { stream: tarHash, bytes: chunk });
+  try {
+    for await (const chunk of input.chunks()) {
+      tarBytes += chunk.length;
+      reader.push(chunk);
+      await handler.catchUp(tarHash && { stream: tarHash, bytes: chunk });
+    }
+  } finally {
+    await input.close();
   }
   reader.end();
   await blob.drain();

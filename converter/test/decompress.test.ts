@@ -364,7 +364,8 @@ describe.each(engines.map((engine) => [engine.name, engine] as const))('%s as a 
     const stream = engine.inflate(wrapped, { label: 'layer', signal: undefined });
     await stream.next();
     await new Promise((resolve) => setTimeout(resolve, 100));
-    expect(given).toBeLessThan(24 << 20);
+    // The rings of the native engine on two cores, and what is read ahead.
+    expect(given).toBeLessThan(48 << 20);
     await stream.return(undefined);
   });
 });

@@ -12,7 +12,7 @@
  * A failure after 3 undoes it all before the error is thrown.
  */
 import { closeSync, fstatSync, realpathSync, statSync } from 'node:fs';
-import { resolve } from 'node:path';
+import { join, resolve } from 'node:path';
 import { type Digest, failPoint, isDsecError, messageOf, nodePath, systemCode, textOf as textOfBytes } from '#base';
 import {
   attachMount,
@@ -31,8 +31,9 @@ import { showLayer } from '../layer-server/show-layer.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { type BlobFiles, storeBlobFiles } from './blob-files.ts';
 import { BACKINGS, type Backing, mountErofs, type PreparedLayer, prepareLayer } from './erofs-mount.ts';
+import type { IdMapping } from './mapped-overlay.ts';
 import { type LazyLayer, type MountRecord, mountSource, newMountId, readRecords } from './mount-record.ts';
-import { type MountTable, type ReclaimReport, textOf, withMountTable } from './mount-table.ts';
+import { areRemembered, type MountTable, type ReclaimReport, textOf, withMountTable } from './mount-table.ts';
 import { usersOf } from './mount-users.ts';
 import { type NodeFolders, nodeFolders } from './node-folders.ts';
 import { type ComposedMount, composeOverlay, MAX_LOWER_LAYERS } from './overlay-mount.ts';
@@ -54,10 +55,17 @@ export interface MountOptions extends Partial<NodeFolders> {
   readonly upper?: string;
   /** `<upper>.work` by default. */
   readonly work?: string;
+  /**
+   * Unmounting it, and fsync and syncfs in it, do not write the upper out, which for those two would be all of its file system: whoever
+   * wants what is in there to outlast a crash of the machine sees to it. The work folder is good for one mount.
+   */
+  readonly volatile?: boolean;
   /** $DSEC_MOUNT_WITH, else `auto`. */
   readonly backing?: Backing;
   /** In place of this program's own processes. */
   readonly programs?: DataServerPrograms;
+  /** Owners are shifted into a sandbox's range; asked for when all else is ready. Needs an upper. */
+  readonly mapping?: () => Promise<IdMapping>;
   /** `mount2` composes without the new mount API (for tests). */
   readonly overlayApi?: 'auto' | 'mount2';
 }
@@ -77,6 +85,26 @@ export interface Mounted {
  * @throws MOUNT_* errors
  */
 export async function mountImage(options: MountOptions): Promise<Mounted> {
+  let opened: Promise<IdMapping> | undefined;
+  const mapping = options.mapping;
+  const once =
+    mapping === undefined
+      ? undefined
+      : () => {
+          opened ??= mapping();
+          return opened;
+        };
+  try {
+    return await mountWith({ ...options, mapping: once });
+  } finally {
+    await opened?.then(
+      ({ userNamespace }) => closeSync(userNamespace),
+      () => {},
+    );
+  }
+}
+
+async function mountWith(options: MountOptions): Promise<Mounted> {
   const { runDir, cacheDir } = nodeFolders(options);
   const layers = distinctLayers(options);
   requireRoot();
@@ -89,10 +117,13 @@ export async function mountImage(options: MountOptions): Promise<Mounted> {
 
   const prepared: PreparedLayer[] = [];
   const backing = options.backing ?? backingFromEnvironment();
+  const again = await mountStanding(layers, target, { ...options, runDir, backing });
+  if (again !== undefined) return again;
   try {
     for (const layer of layers) prepared.push(await prepareLayer(layer, files, cacheDir));
+    const mapping = await options.mapping?.();
     const mountNow = () =>
-      withMountTable(runDir, (table) => mountPrepared(table, prepared, target, { ...options, backing }));
+      withMountTable(runDir, (table) => mountPrepared(table, prepared, target, { ...options, backing }, mapping));
     const show = async () => {
       for (const layer of prepared) layer.tree = await showLayer(layer, { ...options, runDir, cacheDir });
     };
@@ -108,6 +139,28 @@ export async function mountImage(options: MountOptions): Promise<Mounted> {
   } finally {
     for (const layer of prepared) layer.close();
   }
+}
+
+/** Where all layers are mounted already, and stay: only the tree is to be made. Undefined where not. */
+async function mountStanding(
+  layers: readonly ErofsLayer[],
+  target: string,
+  options: MountOptions & { readonly runDir: string },
+): Promise<Mounted | undefined> {
+  const digests = layers.map((layer) => layer.meta.digest);
+  if (!areRemembered(options.runDir, digests)) return undefined;
+  const mapping = await options.mapping?.();
+  return withMountTable(options.runDir, (table) =>
+    digests.every((digest) => table.isStanding(digest))
+      ? mountPrepared(
+          table,
+          layers.map((layer) => ({ layer })),
+          target,
+          options,
+          mapping,
+        )
+      : undefined,
+  );
 }
 
 /** For tests, and for whoever has a reason: how layers are read. @throws MOUNT_WITH */
@@ -150,11 +203,21 @@ function realPath(path: string): string {
   return textOfBytes(realpathSync.native(nodePath(path), 'buffer'));
 }
 
+/** One that is mounted needs no more than its name. */
+type MountableLayer =
+  | PreparedLayer
+  | { readonly layer: ErofsLayer; readonly lazy?: undefined; readonly tree?: undefined };
+
+function isPrepared(layer: MountableLayer): layer is PreparedLayer {
+  return 'meta' in layer;
+}
+
 function mountPrepared(
   table: MountTable,
-  prepared: readonly PreparedLayer[],
+  prepared: readonly MountableLayer[],
   target: string,
   options: MountOptions,
+  mapping?: IdMapping,
 ): Mounted {
   const taken = table.ownRecords.find((record) => record.target === target);
   if (taken !== undefined) throw fail('MOUNT_TARGET_TAKEN', { target, id: taken.id });
@@ -179,8 +242,7 @@ function mountPrepared(
     mountLayers(table, prepared, options.backing);
     failPoint('mount-layers');
     if (upper?.fresh) adoptRootAttributes(upper.upper, table.layerPath(record.layers.at(-1)!));
-    const composed = compose(table, record, upper, options.overlayApi);
-    failPoint('mount-composed');
+    const composed = compose(table, record, upper, options, mapping);
     const attached = attach(table, record, composed);
     failPoint('mount-attached');
     table.write({ ...attached, state: 'mounted' });
@@ -197,12 +259,11 @@ function mountPrepared(
  * A layer that is mounted already is read as whoever mounted it has it read, and only records tell: so each record that
  * names it says what the others say.
  */
-function lazyLayers(table: MountTable, prepared: readonly PreparedLayer[]): LazyLayer[] | undefined {
-  const mounted = table.mountedLayers();
+function lazyLayers(table: MountTable, prepared: readonly MountableLayer[]): LazyLayer[] | undefined {
   const known = table.ownRecords.flatMap((record) => record.lazy ?? []);
   const found = prepared.flatMap(({ layer, lazy, tree }) => {
     const { digest } = layer.meta;
-    if (mounted.has(digest)) return distinctServers(known.filter((one) => one.layer === digest));
+    if (table.isMounted(digest)) return distinctServers(known.filter((one) => one.layer === digest));
     const shown = tree && { layer: digest, server: tree.server, served: true, reader: true, blobs: [] };
     // The reader reads what the data server serves, in any case.
     const below = lazy && tree ? { ...lazy, served: true } : lazy;
@@ -219,16 +280,17 @@ function distinctServers(known: readonly LazyLayer[]): LazyLayer[] {
   return [...new Map(known.map((one) => [one.server, one])).values()];
 }
 
-function mountLayers(table: MountTable, prepared: readonly PreparedLayer[], backing: Backing | undefined): void {
-  const mounted = table.mountedLayers();
+function mountLayers(table: MountTable, prepared: readonly MountableLayer[], backing: Backing | undefined): void {
   for (const layer of prepared) {
     const { digest } = layer.layer.meta;
-    if (mounted.has(digest)) continue;
+    if (table.isMounted(digest)) continue;
+    if (!isPrepared(layer)) throw new Error(`layer ${digest} was unmounted under the table's lock`);
     const folder = table.makeLayerFolder(digest);
     failPoint('mount-layer-folder');
     if (layer.directIo && layer.tree === undefined)
       withErofsReadAhead(folder, READ_AHEAD_KIB, () => mountErofs(layer, folder, backing));
     else mountErofs(layer, folder, backing);
+    table.layerMounted(digest);
     failPoint('mount-layer');
   }
 }
@@ -237,7 +299,8 @@ function compose(
   table: MountTable,
   record: MountRecord,
   upper: UpperFolders | undefined,
-  api: 'auto' | 'mount2' | undefined,
+  { volatile, overlayApi }: MountOptions,
+  mapping: IdMapping | undefined,
 ): ComposedMount {
   const lowers = record.layers.map((layer) => table.layerPath(layer)).reverse();
   if (lowers.length === 1 && upper === undefined) {
@@ -248,12 +311,15 @@ function compose(
     }
   }
   const source = mountSource(record.id);
-  return composeOverlay({ lowers, upper: upper?.upper, work: upper?.work, source }, record.target, api);
+  const spec = { lowers, upper: upper?.upper, work: upper?.work, volatile, source };
+  const shifted = mapping && { ...mapping, stage: join(table.runDir, 'shifted') };
+  return composeOverlay({ ...spec, mapping: shifted }, record.target, overlayApi);
 }
 
 /** The record as it stands once the mount is attached. */
 function attach(table: MountTable, record: MountRecord, composed: ComposedMount): MountRecord {
   if (composed.kind === 'direct') {
+    failPoint('mount-composed');
     // Until its id is known it is found again by its source, `dsec:<id>`.
     composed.attach();
     table.mountsChanged();
@@ -263,14 +329,15 @@ function attach(table: MountTable, record: MountRecord, composed: ComposedMount)
   const { fd } = composed.mount;
   let identified: MountRecord;
   try {
+    failPoint('mount-composed');
     const { major, minor } = splitDevice(fstatSync(fd).dev);
     identified = { ...record, mountId: mountIdOfFd(fd), device: `${major}:${minor}` };
     table.write(identified);
+    failPoint('mount-identified');
   } catch (error) {
     closeSync(fd);
     throw error;
   }
-  failPoint('mount-identified');
   try {
     attachMount(composed.mount, record.target);
   } catch (error) {
@@ -303,7 +370,7 @@ export async function unmount(
     failPoint('umount-detached');
     table.remove(record.id);
     failPoint('umount-removed');
-    table.releaseLayers();
+    table.releaseLayers(record.layers);
     return record;
   });
 }
@@ -338,7 +405,7 @@ function detachTarget(path: string, lazy: boolean): void {
 export async function listMounts(options: Partial<NodeFolders> = {}): Promise<MountRecord[]> {
   const { runDir } = nodeFolders(options);
   if (statSync(runDir, { throwIfNoEntry: false }) === undefined) return [];
-  if (process.geteuid?.() === 0) return withMountTable(runDir, (table) => [...table.records]);
+  if (process.geteuid?.() === 0) return withMountTable(runDir, (table) => [...table.records], { afresh: true });
   const folder = resolve(runDir, 'mounts');
   if (statSync(folder, { throwIfNoEntry: false }) === undefined) return [];
   return readRecords(folder).records.filter((record) => record.state === 'mounted');
@@ -349,5 +416,5 @@ export async function reclaimMounts(options: Partial<NodeFolders> = {}): Promise
   requireRoot();
   const { runDir } = nodeFolders(options);
   if (statSync(runDir, { throwIfNoEntry: false }) === undefined) return { undone: [], dropped: [], released: [] };
-  return withMountTable(runDir, (_table, reclaimed) => reclaimed);
+  return withMountTable(runDir, (_table, reclaimed) => reclaimed, { afresh: true });
 }

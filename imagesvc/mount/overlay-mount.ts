@@ -23,6 +23,7 @@ import {
   SyscallError,
 } from '#linux';
 import { fail } from '../errors.ts';
+import { composeMapped, type IdMapping } from './mapped-overlay.ts';
 import { refusal } from './refusal.ts';
 
 /** The kernel's OVL_MAX_STACK. */
@@ -41,8 +42,12 @@ export interface OverlaySpec {
   readonly upper?: string;
   /** An empty folder on the upper's file system. With `upper` only. */
   readonly work?: string;
+  /** Nothing of the upper is written out for the mount's sake: see `MountOptions.volatile`. */
+  readonly volatile?: boolean;
   /** What the mount table shows as the mount's source. */
   readonly source: string;
+  /** Owners are shifted; `stage`: a folder of the node for that. */
+  readonly mapping?: IdMapping & { readonly stage: string };
 }
 
 /** Not attached yet; or, on a kernel that cannot do that, a step that mounts at the target at once. */
@@ -66,6 +71,10 @@ export function composeOverlay(spec: OverlaySpec, target: string, api: 'auto' | 
       if (!lacksLowerdirPlus(error)) throw refusal(error, what, target);
     }
   }
+  if (spec.mapping !== undefined) {
+    const reason = 'this kernel takes layers by mount(2) alone; that takes Linux 6.5';
+    throw fail('MOUNT_ID_MAPPING', { path: target, reason });
+  }
   const options = optionString(spec);
   return {
     kind: 'direct',
@@ -87,6 +96,12 @@ function lacksLowerdirPlus(error: unknown): boolean {
 }
 
 function createOverlay(spec: OverlaySpec): DetachedMount {
+  const { mapping } = spec;
+  if (mapping === undefined) return createPlain(spec);
+  return composeMapped(spec, mapping, mapping.stage, (paths) => createPlain({ ...spec, ...paths }));
+}
+
+function createPlain(spec: OverlaySpec): DetachedMount {
   const held: number[] = [];
   // fsconfig takes 255 bytes a value, and OverlayFS undoes backslashes in some: such a path goes by a descriptor's name.
   const value = (path: string): string => {
@@ -103,6 +118,7 @@ function createOverlay(spec: OverlaySpec): DetachedMount {
     ];
     if (spec.upper !== undefined && spec.work !== undefined) {
       parameters.push(['upperdir', value(spec.upper)], ['workdir', value(spec.work)]);
+      if (spec.volatile === true) parameters.push(['volatile']);
     } else {
       parameters.push(['ro']);
     }

@@ -28,6 +28,8 @@ export interface UpperFolders {
   readonly upper: string;
   readonly work: string;
   readonly fresh: boolean;
+  /** Neither was there before. */
+  readonly isNew: boolean;
   /** Removes what was made here, for when the mount fails. An upper that holds anything stays. */
   unmake(): void;
 }
@@ -40,9 +42,9 @@ export function makeUpperFolders(upperDir: string, workDir: string | undefined):
   const made: string[] = [];
   const unmake = () => {
     for (const path of made.splice(0).reverse()) {
-      // OverlayFS makes a folder in the work folder; nothing but it can be in there.
-      const inner = join(path, 'work');
-      for (const folder of [inner, path]) {
+      // OverlayFS makes these in the work folder; nothing but them can be in there.
+      const inner = ['work', 'incompat/volatile', 'incompat'].map((name) => join(path, name));
+      for (const folder of [...inner, path]) {
         try {
           rmdirSync(folder);
         } catch {
@@ -67,7 +69,7 @@ export function makeUpperFolders(upperDir: string, workDir: string | undefined):
       });
     }
     const fresh = readdirSync(upper).length === 0 && readdirSync(work).length === 0;
-    return { upper, work, fresh, unmake };
+    return { upper, work, fresh, isNew: made.length === 2, unmake };
   } catch (error) {
     unmake();
     throw error;
@@ -95,11 +97,13 @@ function makeFolder(path: string, what: string, mode: number, made: string[]): s
 
 /** @throws MOUNT_UPPER_IN_USE when a mount already writes there: two would corrupt each other's view */
 export function checkUpperUnused(folders: UpperFolders, records: readonly MountRecord[]): void {
+  // What was just made holds nothing and has no second name.
+  const { isNew } = folders;
   for (const record of records) {
     for (const taken of [record.upper, record.work]) {
       if (taken === undefined) continue;
       for (const wanted of [folders.upper, folders.work]) {
-        if (contains(taken, wanted) || contains(wanted, taken) || sameFolder(taken, wanted)) {
+        if (contains(taken, wanted) || (!isNew && (contains(wanted, taken) || sameFolder(taken, wanted)))) {
           throw fail('MOUNT_UPPER_IN_USE', { path: wanted, id: record.id, target: record.target });
         }
       }

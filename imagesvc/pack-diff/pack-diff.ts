@@ -15,8 +15,10 @@ import { openLowerView } from './lower-view.ts';
 import { readUpper } from './upper-reader.ts';
 
 export interface PackDiffOptions {
-  /** The OverlayFS upper directory. Nothing may write to it meanwhile. */
+  /** The OverlayFS upper directory. Nothing may write to it until `onRead`. */
   readonly upperDir: string;
+  /** All of it was read. */
+  readonly onRead?: () => void;
   /** What lay below it, bottom first. */
   readonly lowers: readonly ErofsLayer[];
   /** The new image's config, and the manifest of what it is based on. */
@@ -69,6 +71,7 @@ export async function packDiff(store: BlobStore, options: PackDiffOptions): Prom
               try {
                 const summary = await readUpper(upperDir, handler, { exclude, policy, signal, lower: view.at });
                 skipped = summary.skipped;
+                options.onRead?.();
                 return summary;
               } finally {
                 await view.close();

@@ -2,7 +2,7 @@
 //! round waits for the one before. Here two or three run in step, and two digests over the same bytes (a blob and its
 //! chunks) share the message schedule, so that the second one costs next to nothing.
 //!
-//! No crates, nothing newer than Rust 1.63. States are memory of the caller's: nothing is allocated, nothing has to be freed.
+//! Nothing is allocated: states are memory of the caller.
 //! The caller asks `dsec_sha256_usable` first; all else may be called only if that answered 1.
 #![allow(clippy::missing_safety_doc)]
 

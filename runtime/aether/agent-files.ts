@@ -8,7 +8,19 @@ import { basename, dirname, join, resolve } from 'node:path';
 import { isDsecError, messageOf, systemCode } from '#base';
 import { PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
 import { fail } from '../errors.ts';
-import type { FileEntry, FileKind, FileStatus, SandboxFiles, SandboxPath, WriteOptions } from '../sandbox-api/files.ts';
+import type {
+  FileEntry,
+  FileKind,
+  FileStatus,
+  SandboxFiles,
+  SandboxPath,
+  UploadSpec,
+  UploadState,
+  WriteOptions,
+} from '../sandbox-api/files.ts';
+import { CREATE, PART_BYTES, TRUNCATE } from './file-parts.ts';
+import { Gate, together } from './gate.ts';
+import { digestOf, replaceFile, VerifiedUploads } from './whole-file.ts';
 
 const OPERATION = {
   stat: 1,
@@ -22,20 +34,17 @@ const OPERATION = {
   link: 9,
   change: 10,
   readlink: 11,
+  sync: 12,
 } as const;
 
-/** Flags of `write`. */
-const CREATE = 1;
-const TRUNCATE = 2;
 /** Flags of `change`. */
 const MODE = 1;
+const OWNER = 2;
 const TIME = 4;
 const SIZE = 8;
 
-const PART_BYTES = 256 << 10;
 const READ_LIMIT_BYTES = 64 << 20;
 const NO_ID = 0xffffffff;
-const AT_ONCE = 16;
 /** Of one folder. One that is filled while it is listed has no end. */
 const MAX_ENTRIES = 1 << 20;
 
@@ -48,7 +57,8 @@ interface Copied<P> {
 export class AgentFiles implements SandboxFiles {
   private readonly ask: (payload: Buffer) => Promise<Buffer>;
   /** Files of trees that are open here. */
-  private readonly gate = new Gate(AT_ONCE);
+  private readonly gate = new Gate();
+  private readonly uploads = new VerifiedUploads(this);
 
   /** @param ask Sends a request, gives its answer, or rejects with the `code` of an errno. */
   constructor(ask: (payload: Buffer) => Promise<Buffer>) {
@@ -85,20 +95,20 @@ export class AgentFiles implements SandboxFiles {
     return Buffer.concat(parts);
   }
 
-  async *pieces(path: SandboxPath): AsyncGenerator<{ offset: number; bytes: Buffer; size: number }> {
+  async *pieces(path: SandboxPath, from = 0): AsyncGenerator<{ offset: number; bytes: Buffer; size: number }> {
     let first: FileStatus | undefined;
-    for (let at = 0; ; ) {
+    for (let at = from; ; ) {
       const offset = at;
       const payload = await this.request(OPERATION.read, path, (out) => out.u64(BigInt(offset)).u32(PART_BYTES));
       const reader = new PayloadReader(payload);
       const status = statusOf(reader);
       first ??= status;
       if (status.inode !== first.inode) throw fileError(path, 'ESTALE', 'it was replaced while it was read');
-      const from = Math.min(Number(reader.u64()), end(first));
-      const bytes = reader.rest().subarray(0, Math.max(0, end(first) - from));
-      yield { offset: from, bytes, size: Math.min(status.size, end(first)) };
+      const begin = Math.min(Number(reader.u64()), end(first));
+      const bytes = reader.rest().subarray(0, Math.max(0, end(first) - begin));
+      yield { offset: begin, bytes, size: Math.min(status.size, end(first)) };
       if (bytes.length === 0) return;
-      at = from + bytes.length;
+      at = begin + bytes.length;
       if (at >= status.size && status.size > 0) return;
       // One that grows while it is read would have no end, and fill whatever it is copied to.
       if (at >= end(first)) {
@@ -113,16 +123,32 @@ export class AgentFiles implements SandboxFiles {
     content: Buffer | AsyncIterable<Buffer>,
     options: WriteOptions = {},
   ): Promise<FileStatus> {
-    let status = await this.writePart(path, 0, CREATE | TRUNCATE, Buffer.alloc(0), options);
-    let at = 0;
-    for await (const piece of Buffer.isBuffer(content) ? [content] : content) {
-      for (let done = 0; done < piece.length; done += PART_BYTES) {
-        const part = piece.subarray(done, done + PART_BYTES);
-        status = await this.writePart(path, at, 0, part, options);
-        at += part.length;
-      }
+    // At once, so it is whole too.
+    if (Buffer.isBuffer(content) && content.length <= PART_BYTES) {
+      return this.writePart(path, 0, CREATE | TRUNCATE, content, options);
     }
-    return status;
+    return replaceFile(this, path, options, async (temporary) => {
+      let at = 0;
+      for await (const piece of Buffer.isBuffer(content) ? [content] : content) {
+        for (let done = 0; done < piece.length; done += PART_BYTES) {
+          const part = piece.subarray(done, done + PART_BYTES);
+          await this.writePart(temporary, at, 0, part, {});
+          at += part.length;
+        }
+      }
+    });
+  }
+
+  uploadState(spec: UploadSpec): Promise<UploadState> {
+    return this.uploads.state(spec);
+  }
+
+  uploadPart(spec: UploadSpec, offset: number, content: AsyncIterable<Buffer>): Promise<UploadState> {
+    return this.uploads.write(spec, offset, content);
+  }
+
+  digest(path: SandboxPath): Promise<string> {
+    return digestOf(this, path);
   }
 
   async mkdir(
@@ -164,6 +190,11 @@ export class AgentFiles implements SandboxFiles {
   async rename(from: SandboxPath, to: SandboxPath): Promise<void> {
     refuseNul(to);
     await this.request(OPERATION.rename, from, (out) => out.bytes(pathOf(to)).u32(0));
+  }
+
+  /** What was written outlives the machine. */
+  async sync(path: SandboxPath): Promise<void> {
+    await this.request(OPERATION.sync, path, () => {});
   }
 
   async readlink(path: SandboxPath): Promise<Buffer> {
@@ -228,18 +259,24 @@ export class AgentFiles implements SandboxFiles {
   private async uploadFile(from: string, to: SandboxPath): Promise<void> {
     const file = await fs.open(from, 'r');
     try {
-      await this.writePart(to, 0, CREATE | TRUNCATE, Buffer.alloc(0), { mode: 0o600 });
       const part = Buffer.alloc(PART_BYTES);
-      const zeros = Buffer.alloc(PART_BYTES);
-      let at = 0;
-      for (;;) {
-        const { bytesRead } = await file.read(part, 0, PART_BYTES, at);
-        if (bytesRead === 0) break;
-        const bytes = part.subarray(0, bytesRead);
-        if (!bytes.equals(zeros.subarray(0, bytesRead))) await this.writePart(to, at, 0, Buffer.from(bytes), {});
-        at += bytesRead;
+      const first = await file.read(part, 0, PART_BYTES, 0);
+      if (first.bytesRead < PART_BYTES) {
+        const bytes = Buffer.from(part.subarray(0, first.bytesRead));
+        return void (await this.writePart(to, 0, CREATE | TRUNCATE, bytes, { mode: 0o600 }));
       }
-      await this.change(to, { size: at });
+      await replaceFile(this, to, { mode: 0o600 }, async (temporary) => {
+        const zeros = Buffer.alloc(PART_BYTES);
+        let at = 0;
+        for (let { bytesRead } = first; bytesRead > 0; ) {
+          const bytes = part.subarray(0, bytesRead);
+          if (!bytes.equals(zeros.subarray(0, bytesRead)))
+            await this.writePart(temporary, at, 0, Buffer.from(bytes), {});
+          at += bytesRead;
+          bytesRead = (await file.read(part, 0, PART_BYTES, at)).bytesRead;
+        }
+        await this.change(temporary, { size: at });
+      });
     } catch (error) {
       if (isDsecError(error)) throw error;
       throw fileError(from, systemCode(error) ?? 'EIO', messageOf(error));
@@ -305,12 +342,19 @@ export class AgentFiles implements SandboxFiles {
     }
   }
 
-  private async change(
+  /** Of one name, at once. */
+  async change(
     path: SandboxPath,
-    what: { readonly mode?: number; readonly modifiedMs?: number; readonly size?: number },
-  ) {
+    what: {
+      readonly mode?: number;
+      readonly modifiedMs?: number;
+      readonly size?: number;
+      readonly owner?: { readonly uid: number; readonly gid: number };
+    },
+  ): Promise<void> {
     const flags =
       (what.mode === undefined ? 0 : MODE) |
+      (what.owner === undefined ? 0 : OWNER) |
       (what.modifiedMs === undefined ? 0 : TIME) |
       (what.size === undefined ? 0 : SIZE);
     const ms = what.modifiedMs ?? 0;
@@ -319,15 +363,16 @@ export class AgentFiles implements SandboxFiles {
       out
         .u8(flags)
         .u32(what.mode ?? 0)
-        .u32(NO_ID)
-        .u32(NO_ID)
+        .u32(what.owner?.uid ?? NO_ID)
+        .u32(what.owner?.gid ?? NO_ID)
         .u64(BigInt.asUintN(64, BigInt(seconds)))
         .u32(Math.round((ms - seconds * 1000) * 1e6) % 1_000_000_000)
         .u64(BigInt(what.size ?? 0)),
     );
   }
 
-  private async writePart(
+  /** A piece of a file. */
+  async writePart(
     path: SandboxPath,
     at: number,
     flags: number,
@@ -445,31 +490,4 @@ function statusOf(reader: PayloadReader): FileStatus {
     inode,
     modifiedMs: Number(seconds) * 1000 + nanoseconds / 1e6,
   };
-}
-
-/** A round trip each would make a large tree slow; all at once would take as much memory as it has names. */
-async function together<T>(items: readonly T[], work: (item: T) => Promise<void>): Promise<void> {
-  for (let at = 0; at < items.length; at += AT_ONCE) await Promise.all(items.slice(at, at + AT_ONCE).map(work));
-}
-
-/** So many at a time, whatever the depth of the tree. */
-class Gate {
-  private free: number;
-  private readonly waiting: (() => void)[] = [];
-
-  constructor(free: number) {
-    this.free = free;
-  }
-
-  async run<T>(work: () => Promise<T>): Promise<T> {
-    if (this.free > 0) this.free--;
-    else await new Promise<void>((go) => this.waiting.push(go));
-    try {
-      return await work();
-    } finally {
-      const next = this.waiting.shift();
-      if (next === undefined) this.free++;
-      else next();
-    }
-  }
 }

@@ -4,6 +4,8 @@
  */
 import { randomInt } from 'node:crypto';
 import { mkdirSync, readFileSync } from 'node:fs';
+import type { Duplex } from 'node:stream';
+import { setTimeout as delay } from 'node:timers/promises';
 import { getSystemErrorMap } from 'node:util';
 import { failPoint, messageOf } from '#base';
 import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
@@ -13,12 +15,17 @@ import { fail } from '../errors.ts';
 import { environmentOf } from '../sandbox/environment.ts';
 import { type ImageUser, userFrom } from '../sandbox/user-lookup.ts';
 import type { ExecSpec } from '../sandbox-api/exec.ts';
+import type { FileWatch, WatchOptions } from '../sandbox-api/watch.ts';
 import { AgentFiles } from './agent-files.ts';
+import { AgentStreams } from './agent-streams.ts';
 import { type CommandGroups, groupOf, killGroup, outOfMemoryCount, removeGroup } from './command-group.ts';
 import { forgetCommand, lastCommandId, readCommandRecords, writeCommandRecord } from './command-record.ts';
+import { watchFiles } from './file-watch.ts';
 import type { KeeperChannel } from './keeper-channel.ts';
 import { type CommandHost, KeptCommand, WINDOW_BYTES } from './kept-command.ts';
 import type { SpoolLimits } from './output-spool.ts';
+import { connectPort } from './port-connection.ts';
+import { Standing } from './standing.ts';
 
 /** What commands have unless they say otherwise. */
 export interface CommandDefaults {
@@ -40,6 +47,13 @@ export interface LinkOptions {
   /** All groups of the sandbox. */
   readonly cgroups: readonly string[];
   readonly spoolLimits?: SpoolLimits;
+  /** What it has stood still in its life so far; `stoodSinceMs`: it stands still now. */
+  readonly stoodMs?: number;
+  readonly stoodSinceMs?: number;
+  /** It stands still, and somebody wants something of it. */
+  readonly onWanted?: () => void;
+  /** Somebody uses it. */
+  readonly onUsed?: () => void;
 }
 
 /** A shell session's command, too. */
@@ -47,6 +61,19 @@ export interface StartSpec extends ExecSpec {
   readonly script?: boolean;
   readonly silent?: boolean;
 }
+
+/** What clients ask for: it waits while the sandbox stands still. Other frames are our own. */
+const WANTED: ReadonlySet<number> = new Set([
+  AGENT_FRAME.exec,
+  AGENT_FRAME.file,
+  AGENT_FRAME.stdin,
+  AGENT_FRAME.stdinClose,
+  AGENT_FRAME.script,
+  AGENT_FRAME.kill,
+  AGENT_FRAME.resize,
+  AGENT_FRAME.send,
+  AGENT_FRAME.sendEnd,
+]);
 
 /** Of those that have ended so many are kept. */
 const KEPT_COMMANDS = 256;
@@ -58,6 +85,7 @@ export class AgentLink implements CommandHost {
   readonly commands: string;
   readonly files: AgentFiles;
   private readonly options: LinkOptions;
+  private readonly streams = new AgentStreams((kind, id, payload) => this.send(kind, id, payload));
   private readonly all = new Map<number, KeptCommand>();
   private readonly byRequest = new Map<string, KeptCommand>();
   private readonly asked = new Map<number, { resolve(answer: Buffer): void; reject(error: Error): void }>();
@@ -65,6 +93,9 @@ export class AgentLink implements CommandHost {
   private lastCommand: number;
   private outOfMemorySeen: number;
   private gone: Error | undefined;
+  /** Of those that are being started, and of requests without an answer. */
+  private underWay = 0;
+  private readonly standing: Standing;
 
   constructor(options: LinkOptions) {
     this.options = options;
@@ -73,16 +104,22 @@ export class AgentLink implements CommandHost {
     mkdirSync(this.commands, { recursive: true, mode: 0o700 });
     this.lastCommand = lastCommandId(this.commands);
     this.outOfMemorySeen = outOfMemoryCount(options.cgroups);
+    this.standing = new Standing(options.stoodMs ?? 0);
+    if (options.stoodSinceMs !== undefined) this.standing.stand(options.stoodSinceMs);
     this.files = new AgentFiles((payload) => this.ask(payload));
     for (const record of readCommandRecords(this.commands))
       this.adopt(new KeptCommand(this, record, options.spoolLimits));
   }
 
-  /** After a restart: which of the commands on record the agent knows; of the others nobody knows how they ended. */
+  /**
+   * After a restart: which of the commands on record the agent knows; of the others nobody knows how they ended. Whoever stood still goes on,
+   * unless it has been told to stand (`stand`).
+   */
   async reconcile(): Promise<void> {
     // It may have ended while it was taken over.
     this.refuseGone();
-    if (this.options.groups !== undefined) thawCommands(this.options.groups.parent);
+    if (this.options.groups !== undefined && !this.standing.isStanding) thawCommands(this.options.groups.parent);
+    this.streams.closeUnknown();
     for (const command of this.all.values()) {
       if (command.isOver) continue;
       command.resume();
@@ -111,6 +148,7 @@ export class AgentLink implements CommandHost {
     if (spec.args.length === 0) throw fail('RUNTIME_COMMAND_MISSING', { image: this.name });
     const { defaults } = this.options;
     const user = await this.user(spec.user ?? defaults.user);
+    while (this.standing.isStanding) await this.wanted();
     const repeated = spec.requestId === undefined ? undefined : this.byRequest.get(spec.requestId);
     if (repeated !== undefined) return repeated;
     this.refuseGone();
@@ -124,8 +162,9 @@ export class AgentLink implements CommandHost {
       requestId: spec.requestId,
       terminal: spec.terminal !== undefined,
       session: spec.script === true,
+      background: spec.background === true ? true : undefined,
       startedMs,
-      deadlineMs: spec.timeoutMs === undefined ? undefined : startedMs + spec.timeoutMs,
+      deadlineMs: spec.timeoutMs === undefined ? undefined : startedMs + spec.timeoutMs - this.stoodMs(),
     };
     writeCommandRecord(this.commands, record);
     failPoint('exec-recorded');
@@ -134,14 +173,32 @@ export class AgentLink implements CommandHost {
     const { groups } = this.options;
     const group = groups === undefined ? undefined : groupOf(groups, id);
     this.options.keeper.toAgent(this.options.keptId, AGENT_FRAME.exec, id, payload, group);
+    this.options.onUsed?.();
     failPoint('exec-sent');
+    this.underWay++;
     try {
       await command.whenStarted();
     } catch (error) {
       if (this.gone === undefined) this.forget(command);
       throw error;
+    } finally {
+      this.underWay--;
     }
     return command;
+  }
+
+  /** To a port inside. @throws RUNTIME_PORT_CLOSED */
+  async connect(port: number, signal?: AbortSignal): Promise<Duplex> {
+    this.refuseGone();
+    while (this.standing.isStanding) await this.wanted();
+    this.options.onUsed?.();
+    return connectPort(this.streams, { sandbox: this.name, port, signal });
+  }
+
+  /** @throws RUNTIME_FILE, RUNTIME_WATCH_LIMIT */
+  async watch(path: Buffer, options: WatchOptions): Promise<FileWatch> {
+    this.refuseGone();
+    return watchFiles(this.streams, path, options);
   }
 
   get(id: number): KeptCommand | undefined {
@@ -152,6 +209,42 @@ export class AgentLink implements CommandHost {
   }
   get running(): number {
     return [...this.all.values()].filter((command) => !command.isOver).length;
+  }
+
+  /** Somebody may be waiting for one of them. */
+  get isInUse(): boolean {
+    return [...this.all.values()].some((command) => command.isFollowed || (!command.isOver && command.isForeground));
+  }
+
+  /** Resolves when nothing that was asked for is on its way any more; what is asked for from now on waits for `go`. */
+  async stand(): Promise<void> {
+    this.standing.stand();
+    while (this.underWay > 0 && this.gone === undefined) await delay(1);
+  }
+
+  /** What waited is done, in its order. */
+  go(): void {
+    this.standing.go();
+  }
+
+  stoodMs(): number {
+    return this.standing.stoodMs();
+  }
+
+  /** So long, not counting what it stood still. */
+  async patience(ms: number, signal: AbortSignal): Promise<void> {
+    const end = Date.now() + ms - this.stoodMs();
+    for (;;) {
+      const leftMs = end + this.stoodMs() - Date.now();
+      if (leftMs <= 0) return;
+      await delay(leftMs, undefined, { signal });
+    }
+  }
+
+  /** Commands from now on enter it too; the same one again is no error. Should that not be possible the sandbox ends: they would have no limits. */
+  enterGroup(folder: string): void {
+    const key = new PayloadWriter().bytes(folder).done();
+    this.options.keeper.toAgent(this.options.keptId, AGENT_FRAME.group, NO_COMMAND, key, folder);
   }
 
   /** To everything in the sandbox but the agent. */
@@ -174,8 +267,10 @@ export class AgentLink implements CommandHost {
   /** The sandbox has ended. */
   end(error: Error, reason: string): void {
     this.gone = error;
+    this.standing.end(error);
     for (const { reject } of this.asked.values()) reject(error);
     this.asked.clear();
+    this.streams.lose(error);
     for (const command of this.all.values()) command.lose(error, reason);
     for (const command of this.all.values()) command.dispose();
   }
@@ -183,7 +278,16 @@ export class AgentLink implements CommandHost {
   // For commands.
 
   send(kind: number, about: number, payload?: Buffer): void {
-    if (this.gone === undefined) this.options.keeper.toAgent(this.options.keptId, kind, about, payload);
+    if (this.gone !== undefined) return;
+    if (WANTED.has(kind)) {
+      this.options.onUsed?.();
+      const again = () => this.send(kind, about, payload);
+      if (this.standing.postpone(again)) {
+        this.options.onWanted?.();
+        return;
+      }
+    }
+    this.options.keeper.toAgent(this.options.keptId, kind, about, payload);
   }
 
   async killTree(id: number): Promise<void> {
@@ -210,6 +314,7 @@ export class AgentLink implements CommandHost {
   }
 
   over(command: KeptCommand): void {
+    this.options.onUsed?.();
     if (this.options.groups !== undefined) removeGroup(this.options.groups, command.id);
     const over = this.list().filter(({ isOver }) => isOver);
     for (const one of over.slice(0, Math.max(0, over.length - KEPT_COMMANDS))) {
@@ -219,6 +324,7 @@ export class AgentLink implements CommandHost {
   }
 
   private handle(kind: number, about: number, payload: Buffer): void {
+    if (this.streams.receive(kind, about, payload)) return;
     const reader = new PayloadReader(payload);
     switch (kind) {
       case AGENT_FRAME.fileDone:
@@ -233,6 +339,7 @@ export class AgentLink implements CommandHost {
       case AGENT_FRAME.refused: {
         const command = this.all.get(about);
         const [stage, errno] = [reader.u8(), reader.i32()];
+        if (about === NO_COMMAND) throw new Error(`a group with its limits cannot be entered: errno ${errno}`);
         command?.refuse(startError(command.record.args[0]!, stage, errno));
         return;
       }
@@ -242,13 +349,25 @@ export class AgentLink implements CommandHost {
     }
   }
 
-  private ask(payload: Buffer): Promise<Buffer> {
+  private async ask(payload: Buffer): Promise<Buffer> {
     this.refuseGone();
+    while (this.standing.isStanding) await this.wanted();
     const id = this.nextRequest++;
-    return new Promise((resolve, reject) => {
-      this.asked.set(id, { resolve, reject });
-      this.send(AGENT_FRAME.file, id, payload);
-    });
+    this.underWay++;
+    try {
+      return await new Promise((resolve, reject) => {
+        this.asked.set(id, { resolve, reject });
+        this.send(AGENT_FRAME.file, id, payload);
+      });
+    } finally {
+      this.underWay--;
+    }
+  }
+
+  /** Resolves when it goes, which may be over by then. @throws what it ended with */
+  private wanted(): Promise<void> {
+    this.options.onWanted?.();
+    return this.standing.gone();
   }
 
   private refuseGone(): void {
@@ -319,6 +438,7 @@ export class AgentLink implements CommandHost {
 }
 
 const SIGKILL = 9;
+const NO_COMMAND = 0;
 
 /** Of a process of this machine: its number in the innermost namespace. */
 function pidInside(pid: number): number | undefined {

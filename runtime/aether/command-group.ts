@@ -5,7 +5,9 @@
 import { existsSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { bytesOf, systemCode } from '#base';
-import { type MountRow, readMountInfo } from '#linux';
+import type { MountRow } from '#linux';
+import { cgroupRows } from '../backend/cgroup-hierarchies.ts';
+import { COMMANDS_GROUP } from '../backend/command-limits.ts';
 import { CGROUP_PARENT } from '../backend/oci-spec.ts';
 
 export interface CommandGroups {
@@ -17,13 +19,13 @@ export interface CommandGroups {
 /** Undefined where no hierarchy can end a group as a whole. */
 export function commandGroupsOf(
   sandboxId: string,
-  rows: readonly MountRow[] = readMountInfo(),
+  rows: readonly MountRow[] = cgroupRows(),
 ): CommandGroups | undefined {
   const place = (row: MountRow) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}/${sandboxId}`;
   const freezer = rows.find((row) => row.type === 'cgroup' && row.superOptions.split(',').includes('freezer'));
   if (freezer !== undefined) return { parent: place(freezer), version: 1 };
   const v2 = rows.find((row) => row.type === 'cgroup2');
-  return v2 === undefined ? undefined : { parent: place(v2), version: 2 };
+  return v2 === undefined ? undefined : { parent: `${place(v2)}/${COMMANDS_GROUP}`, version: 2 };
 }
 
 export function groupOf(groups: CommandGroups, command: number): string {
@@ -86,13 +88,16 @@ function read(path: string): string {
   }
 }
 
-/** How often memory ran out in the sandbox so far. */
+/** How often memory ran out in the sandbox so far. In v1 each group counts for itself, in a v2 tree with those below it. */
 export function outOfMemoryCount(groups: readonly string[]): number {
   for (const group of groups) {
-    for (const file of ['memory.oom_control', 'memory.events']) {
-      const count = /^oom_kill (\d+)$/m.exec(read(`${group}/${file}`))?.[1];
-      if (count !== undefined) return Number(count);
-    }
+    const [v2, ...v1] = [
+      `${group}/memory.events`,
+      `${group}/memory.oom_control`,
+      `${group}/${COMMANDS_GROUP}/memory.oom_control`,
+    ].map((file) => /^oom_kill (\d+)$/m.exec(read(file))?.[1]);
+    if (v2 !== undefined) return Number(v2);
+    if (v1.some((count) => count !== undefined)) return v1.reduce((sum, count) => sum + Number(count ?? 0), 0);
   }
   return 0;
 }

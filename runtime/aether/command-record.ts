@@ -12,8 +12,11 @@ export interface CommandRecord {
   readonly terminal: boolean;
   /** A shell session: it takes part of the protocol of its own. */
   readonly session: boolean;
+  /** It runs for nobody: while only such commands run, the sandbox is idle. */
+  readonly background?: boolean;
   /** Milliseconds since 1970. */
   readonly startedMs: number;
+  /** The same, if the sandbox had never stood still: what it stood (`stoodMs`) comes on top. */
   readonly deadlineMs?: number;
   readonly result?: ExecResult;
   /** Why there is no result, and never will be. */

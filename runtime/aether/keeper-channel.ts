@@ -5,6 +5,7 @@
 import { spawn } from 'node:child_process';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
+import { isDsecError } from '#base';
 import type { AgentBinary } from '../backend/agent-binary.ts';
 import {
   FRAME,
@@ -50,6 +51,8 @@ export class KeeperChannel {
   private readonly events = new Map<number, KeptEvents>();
   /** Frames that came before anybody wanted them, of those that somebody will want; others are late, and dropped. */
   private readonly early = new Map<number, Frame[]>();
+  /** By id: who waits for the process of one that has a user namespace. */
+  private readonly preparing = new Map<number, { resolve(pid: number): void; reject(error: Error): void }>();
   private readonly holding = new Map<number, (errno: number) => void>();
   private readonly taken = new Map<number, number>();
   private nextId: number;
@@ -70,6 +73,7 @@ export class KeeperChannel {
           this.isClosed = true;
           const error = fail('RUNTIME_KEEPER_GONE', { reason });
           for (const resume of this.holding.values()) resume(-1);
+          for (const { reject } of this.preparing.values()) reject(error);
           for (const events of [...this.events.values()]) events.lost(error);
           resolve();
         },
@@ -89,7 +93,14 @@ export class KeeperChannel {
       socket.once('connect', () => resolve(true));
       socket.once('error', () => resolve(false));
     });
-    return connected ? KeeperChannel.greet(socket) : undefined;
+    if (!connected) return undefined;
+    try {
+      return await KeeperChannel.greet(socket);
+    } catch (error) {
+      // It was being killed.
+      if (isDsecError(error, 'RUNTIME_KEEPER_GONE')) return undefined;
+      throw error;
+    }
   }
 
   private static async start(agent: AgentBinary, socketPath: string): Promise<KeeperChannel> {
@@ -179,6 +190,18 @@ export class KeeperChannel {
   prepare(id: number, preparation: Buffer): void {
     this.send(FRAME.prepare, id, preparation);
   }
+  /** As `prepare`, with a user namespace: resolves with the process that is in it. @throws LaunchFailure, RUNTIME_KEEPER_GONE */
+  prepareMapped(id: number, preparation: Buffer): Promise<number> {
+    const prepared = new Promise<number>((resolve, reject) => this.preparing.set(id, { resolve, reject }));
+    prepared.catch(() => {});
+    this.prepare(id, preparation);
+    if (this.isClosed) this.preparing.get(id)?.reject(fail('RUNTIME_KEEPER_GONE', { reason: 'it has ended' }));
+    return prepared.finally(() => this.preparing.delete(id));
+  }
+  /** By an OCI runtime; `payload` as runtime/agent/src/oci.rs reads it. */
+  startByRuntime(id: number, payload: Buffer): void {
+    this.send(FRAME.startByRuntime, id, payload);
+  }
   launch(id: number, order: Buffer): void {
     this.send(FRAME.launch, id, order);
   }
@@ -217,6 +240,11 @@ export class KeeperChannel {
       this.holding.get(id)?.(reader.i32());
       return;
     }
+    if (kind === FRAME.prepared) {
+      this.preparing.get(id)?.resolve(reader.u32());
+      return;
+    }
+    if (kind === FRAME.failed) this.preparing.get(id)?.reject(failureOf(new PayloadReader(payload)));
     const events = this.events.get(id);
     if (events === undefined) {
       this.early.get(id)?.push(frame);
@@ -230,7 +258,7 @@ export class KeeperChannel {
         events.ended(reader.i32());
         return;
       case FRAME.failed:
-        events.failed(new LaunchFailure(reader.u8(), reader.i32(), reader.bytes().toString()));
+        events.failed(failureOf(reader));
         return;
       case FRAME.fromAgent:
         events.frame(reader.u8(), reader.u32(), reader.rest());
@@ -255,6 +283,10 @@ export class KeeperChannel {
 
 const NOTHING = Buffer.alloc(0);
 const EAGAIN = 11;
+
+function failureOf(reader: PayloadReader): LaunchFailure {
+  return new LaunchFailure(reader.u8(), reader.i32(), reader.bytes().toString());
+}
 
 function keptOf(id: number, reader: PayloadReader): Kept {
   const state = KEPT_STATES[reader.u8()];

@@ -31,6 +31,8 @@ export interface CommandHost {
   killTree(id: number): Promise<void>;
   /** Memory ran out since the last time it was asked. */
   ranOutOfMemory(): boolean;
+  /** How long the sandbox has stood still in its life: a command's time does not go on meanwhile. */
+  stoodMs(): number;
   /** It has ended. */
   over(command: KeptCommand): void;
 }
@@ -110,6 +112,15 @@ export class KeptCommand implements ExecHandle {
   }
   get isOver(): boolean {
     return this.state.result !== undefined || this.problem !== undefined;
+  }
+
+  /** Somebody reads along. */
+  get isFollowed(): boolean {
+    return this.readers.size > 0;
+  }
+  /** It was not started to be left alone, and is no session, which idles. */
+  get isForeground(): boolean {
+    return this.state.background !== true && !this.state.session;
   }
 
   /** Resolves when it runs; for whoever started it. */
@@ -300,17 +311,22 @@ export class KeptCommand implements ExecHandle {
   }
 
   private armTimer(): void {
-    const { deadlineMs } = this.state;
-    if (deadlineMs === undefined || this.isOver || this.timer !== undefined) return;
+    const leftMs = this.leftMs();
+    if (leftMs === undefined || this.isOver || this.timer !== undefined) return;
     // setTimeout takes no more than 24 days.
-    this.timer = setTimeout(() => this.expire(), Math.min(Math.max(0, deadlineMs - Date.now()), 2 ** 31 - 1));
+    this.timer = setTimeout(() => this.expire(), Math.min(Math.max(1, leftMs), 2 ** 31 - 1));
     this.timer.unref();
+  }
+
+  private leftMs(): number | undefined {
+    const { deadlineMs } = this.state;
+    return deadlineMs === undefined ? undefined : deadlineMs + this.host.stoodMs() - Date.now();
   }
 
   private expire(): void {
     this.timer = undefined;
     if (this.isOver) return;
-    if (Date.now() < (this.state.deadlineMs ?? 0)) {
+    if ((this.leftMs() ?? 0) > 0) {
       this.armTimer();
       return;
     }

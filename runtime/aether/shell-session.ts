@@ -26,6 +26,9 @@ interface Running {
   done(status: number, mark: Mark): void;
 }
 
+/** What a pattern is looked for in. */
+const EXPECT_BYTES = 128 * 1024;
+
 export class OwnShell implements ShellSession {
   private readonly link: AgentLink;
   private readonly command: KeptCommand;
@@ -85,6 +88,10 @@ export class OwnShell implements ShellSession {
   get id(): number {
     return this.command.id;
   }
+  /** It does something for somebody. */
+  get isBusy(): boolean {
+    return this.running !== undefined;
+  }
   get lost(): boolean {
     return this.lostReason !== undefined;
   }
@@ -117,14 +124,15 @@ export class OwnShell implements ShellSession {
     { timeoutMs = 30_000, from = 0 }: { readonly timeoutMs?: number; readonly from?: number } = {},
   ): Promise<Buffer> {
     const stop = AbortSignal.timeout(timeoutMs);
-    const parts: Buffer[] = [];
+    let all = Buffer.alloc(0);
     try {
       for await (const part of this.command.output({ stdout: from, stderr: Number.MAX_SAFE_INTEGER, signal: stop })) {
         if (part.bytes === undefined) continue;
-        parts.push(part.bytes);
-        const all = Buffer.concat(parts);
-        const text = all.toString('latin1');
-        if (typeof pattern === 'string' ? all.includes(pattern) : pattern.test(text)) return all;
+        all = Buffer.concat([all, part.bytes]);
+        // The end of it: a command that never stops writing must not take the memory.
+        if (all.length > 2 * EXPECT_BYTES) all = all.subarray(-EXPECT_BYTES);
+        const found = typeof pattern === 'string' ? all.includes(pattern) : all.toString('latin1').search(pattern) >= 0;
+        if (found) return all;
       }
     } catch (error) {
       if (stop.aborted) throw fail('RUNTIME_SHELL_EXPECT', { pattern: String(pattern), ms: timeoutMs });
@@ -158,7 +166,7 @@ export class OwnShell implements ShellSession {
     const lost = this.losing.then(() => undefined);
     let timedOut = false;
     if (timeoutMs !== undefined) {
-      delay(timeoutMs, undefined, { signal: limit.signal }).then(
+      this.link.patience(timeoutMs, limit.signal).then(
         () => {
           timedOut = true;
           this.press(limit.signal).catch(() => {});

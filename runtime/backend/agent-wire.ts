@@ -4,7 +4,7 @@
  */
 import { fail } from '../errors.ts';
 
-export const PROTOCOL_VERSION = 2;
+export const PROTOCOL_VERSION = 3;
 
 export const FRAME = {
   // To the launcher.
@@ -19,6 +19,7 @@ export const FRAME = {
   toAgentInGroup: 8,
   taken: 9,
   forget: 10,
+  startByRuntime: 11,
   // From it.
   ready: 100,
   started: 101,
@@ -28,14 +29,21 @@ export const FRAME = {
   kept: 105,
   allKept: 106,
   fromAgent: 107,
+  prepared: 108,
   client: 110,
   clientSignal: 111,
   clientGone: 112,
+  clientStream: 113,
   // To a client, by way of the launcher.
   declined: 40,
   accepted: 41,
   output: 42,
   exit: 43,
+  inputWanted: 45,
+  // From a client, in a clientStream.
+  input: 32,
+  inputEnd: 33,
+  outputTaken: 34,
 } as const;
 
 /** Between host and agent. The id is the command's, or the request's. */
@@ -49,7 +57,14 @@ export const AGENT_FRAME = {
   drop: 56,
   script: 57,
   which: 58,
+  group: 59,
   file: 60,
+  connect: 61,
+  send: 62,
+  sendEnd: 63,
+  take: 64,
+  close: 65,
+  watch: 66,
   hello: 150,
   runs: 151,
   refused: 152,
@@ -62,6 +77,13 @@ export const AGENT_FRAME = {
   these: 159,
   fileDone: 160,
   fileFailed: 161,
+  connected: 162,
+  received: 163,
+  receivedEnd: 164,
+  sent: 165,
+  closed: 166,
+  watches: 167,
+  events: 168,
 } as const;
 
 /** Of a payload, both ways. */
@@ -152,6 +174,9 @@ export class PayloadReader {
     this.buffer = buffer;
   }
 
+  get isAtEnd(): boolean {
+    return this.at === this.buffer.length;
+  }
   u8(): number {
     return this.take(1).readUInt8(0);
   }

@@ -10,6 +10,7 @@
  *   launched it, also twice. It is what a later process calls after the one that launched was killed.
  */
 import type { Readable, Writable } from 'node:stream';
+import type { SandboxLimits } from '../sandbox-api/limits.ts';
 
 export interface BackendCapabilities {
   /** Whether an exit by signal can be told from an exit with 128 + n. */
@@ -42,15 +43,24 @@ export interface LaunchSpec {
   readonly root: string;
   readonly hostname: string;
   readonly network: 'none' | 'host';
+  /** What its root is outside: its user namespace has that range of ids. Without: root is root, as far as the rest allows. */
+  readonly idBase?: number;
+  /** What it may use, and the device that limits on I/O are for. */
+  readonly limits?: SandboxLimits;
+  readonly device?: string;
   /** Files of this machine to show inside, read-only; the targets exist. */
-  readonly binds: readonly { readonly source: string; readonly target: string }[];
+  readonly binds: readonly { readonly source: string; readonly target: string; readonly exec?: boolean }[];
   readonly process: ProcessSpec;
+  /** `agent`: it stays, and what commands may do to its first process is little. */
+  readonly firstProcess?: 'command' | 'agent';
   /** `inherit`: those of this process. `pipe`: streams of the running sandbox. */
   readonly stdio: 'inherit' | 'pipe';
 }
 
 /** What of a LaunchSpec is known before its root is mounted. */
-export type PreparationSpec = Pick<LaunchSpec, 'id' | 'network' | 'stdio'> & { readonly terminal: boolean };
+export type PreparationSpec = Pick<LaunchSpec, 'id' | 'network' | 'stdio' | 'idBase' | 'limits' | 'device'> & {
+  readonly terminal: boolean;
+};
 
 /** How the first process ended, as far as the backend knows it. */
 export interface Exit {
@@ -58,6 +68,8 @@ export interface Exit {
   readonly code: number;
   /** The signal that was sent to it and ended it; of other signals only with `exactSignals`. */
   readonly signal?: NodeJS.Signals;
+  /** Its limit on memory was reached, and the kernel ended a process for it: this one, or another one of the sandbox. */
+  readonly outOfMemory?: boolean;
 }
 
 export interface RunningSandbox {
@@ -82,6 +94,11 @@ export interface Backend {
    * on record; nothing is reported, `launch` tells what failed.
    */
   prepare?(spec: PreparationSpec): void;
+  /**
+   * Descriptor of a user namespace with the ids of `idBase`, by which the owners of the root's layers are shifted. Asked for after
+   * `prepare`, before `launch`; closed by the caller.
+   */
+  userNamespace(spec: PreparationSpec & { readonly idBase: number }): Promise<number>;
   launch(spec: LaunchSpec): Promise<RunningSandbox>;
   /**
    * As `kill` of the running sandbox, by whichever process; `folder` is that of its LaunchSpec.

@@ -2,16 +2,16 @@
  * What is left of a sandbox in the cgroup hierarchies, v1 or v2, and how it is ended there: the group is what every
  * process of the sandbox is in, whatever it did to hide.
  */
-import { existsSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { rmdir } from 'node:fs/promises';
 import { setTimeout as delay } from 'node:timers/promises';
 import { bytesOf, systemCode } from '#base';
-import { readMountInfo } from '#linux';
+import { cgroupRows } from './cgroup-hierarchies.ts';
 import { CGROUP_PARENT } from './oci-spec.ts';
 
 /** Folders of the sandbox's groups that exist, one a hierarchy. */
 export function cgroupsOf(id: string): string[] {
-  return readMountInfo()
-    .filter((row) => row.type === 'cgroup' || row.type === 'cgroup2')
+  return cgroupRows()
     .map((row) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}/${id}`)
     .filter((path) => existsSync(path));
 }
@@ -31,11 +31,11 @@ export async function endCgroups(id: string): Promise<void> {
   const deadline = Date.now() + 10_000;
   for (let pauseMs = 1; ; pauseMs = Math.min(pauseMs * 2, 50)) {
     const groups = cgroupsOf(id);
-    if (groups.length === 0) return;
+    // Empty as a rule. The kernel takes its time for each of them, so it is asked outside this thread.
+    if ((await Promise.all(groups.map(removeTree))).every(Boolean)) return;
     for (const group of groups) {
-      for (const pid of membersOf(group)) kill(pid);
+      for (const pid of allMembersOf(group)) kill(pid);
       thawCommands(group);
-      removeTree(group);
     }
     if (Date.now() > deadline) return;
     await delay(pauseMs);
@@ -44,7 +44,9 @@ export async function endCgroups(id: string): Promise<void> {
 
 /** Of a sandbox's group: who froze a command's group below it may have died at it. What is frozen neither goes on nor ends. */
 export function thawCommands(group: string): void {
-  for (const name of foldersOf(group).filter((one) => /^c\d+$/.test(one))) {
+  const below = foldersOf(group);
+  if (below.includes('commands')) thawCommands(`${group}/commands`);
+  for (const name of below.filter((one) => /^c\d+$/.test(one))) {
     for (const [file, thawed] of [
       ['freezer.state', 'THAWED'],
       ['cgroup.freeze', '0'],
@@ -56,6 +58,11 @@ export function thawCommands(group: string): void {
       }
     }
   }
+}
+
+/** Processes in a group and in all below it. */
+export function allMembersOf(group: string): number[] {
+  return [...membersOf(group), ...foldersOf(group).flatMap((name) => allMembersOf(`${group}/${name}`))];
 }
 
 export function membersOf(group: string): number[] {
@@ -77,17 +84,23 @@ export function kill(pid: number): void {
   }
 }
 
-/** A busy group stays for the next round. */
-function removeTree(group: string): void {
+/** False: it is busy, and stays for the next round. */
+async function removeTree(group: string): Promise<boolean> {
+  if (await removeGroup(group)) return true;
+  for (const name of foldersOf(group)) await removeTree(`${group}/${name}`);
+  return removeGroup(group);
+}
+
+async function removeGroup(group: string): Promise<boolean> {
   try {
-    for (const name of foldersOf(group)) removeTree(`${group}/${name}`);
-    rmdirSync(group);
-  } catch {
-    // Gone, or still busy.
+    await rmdir(group);
+    return true;
+  } catch (error) {
+    return systemCode(error) === 'ENOENT';
   }
 }
 
-function foldersOf(group: string): string[] {
+export function foldersOf(group: string): string[] {
   try {
     return readdirSync(group, { withFileTypes: true }).flatMap((child) => (child.isDirectory() ? [child.name] : []));
   } catch {

@@ -5,7 +5,9 @@
  */
 import { PayloadWriter, PROTOCOL_VERSION } from './agent-wire.ts';
 import type { LaunchSpec, PreparationSpec } from './backend.ts';
+import { cgroupRows } from './cgroup-hierarchies.ts';
 import { DEVICE_LINKS, DEVICE_NODES } from './device-rules.ts';
+import { idExtents } from './id-ranges.ts';
 import { namespacesOf, type OciMount, type OciSpec, ociSpec } from './oci-spec.ts';
 import { type SandboxCgroup, sandboxCgroups } from './sandbox-cgroups.ts';
 import { seccompFilter } from './seccomp-filter.ts';
@@ -17,20 +19,23 @@ export type OrderStdio = 'own' | { readonly client: number };
 const UMASK = 0o022;
 
 export function preparation(
-  { id, network }: Pick<PreparationSpec, 'id' | 'network'>,
+  { id, network, idBase, limits, device }: Pick<PreparationSpec, 'id' | 'network' | 'idBase' | 'limits' | 'device'>,
   stdio: OrderStdio,
-  cgroups: readonly SandboxCgroup[] = sandboxCgroups(id),
+  cgroups: readonly SandboxCgroup[] = sandboxCgroups(id, cgroupRows(), { limits, device }),
 ): Buffer {
   const out = new PayloadWriter();
   out.u32(PROTOCOL_VERSION);
   out.u8(stdio === 'own' ? 0 : 1).u32(stdio === 'own' ? 0 : stdio.client);
   // The mount namespace comes with the order: the root is not mounted yet.
-  const types = namespacesOf(network).filter((type) => type !== 'mount');
+  const types = namespacesOf({ network, idBase }).filter((type) => type !== 'mount');
   out.u64(BigInt(types.reduce((flags, type) => flags | namespaceFlag(type), 0)));
-  out.list(cgroups, ({ folder, isCpuset, writes, deviceProgram }) => {
+  out.list(cgroups, ({ folder, isCpuset, writes, deviceProgram, leaf }) => {
     out.bytes(folder).u8(isCpuset ? 1 : 0);
     out.list(writes, ([file, value]) => out.bytes(file).bytes(value));
-    out.bytes(deviceProgram ?? '');
+    out.bytes(deviceProgram ?? '').bytes(leaf ?? '');
+  });
+  out.list(idBase === undefined ? [] : idExtents(idBase), ({ inside, outside, count }) => {
+    out.u32(inside).u32(outside).u32(count);
   });
   return out.done();
 }
@@ -76,10 +81,12 @@ export function launchOrder(
   out.list(process.env, (entry) => out.bytes(entry));
   out.bytes(compiled(linux.seccomp));
   out.u8(agent === undefined ? 0 : 1).u64(BigInt(agent?.lifetimeMs ?? 0));
+  out.bytes(process.apparmorProfile ?? '');
   return out.done();
 }
 
 const NAMESPACES: Readonly<Record<string, number>> = {
+  user: 0x10000000,
   mount: 0x20000,
   uts: 0x4000000,
   ipc: 0x8000000,
@@ -159,6 +166,8 @@ const STAGES: Readonly<Record<number, string>> = {
   11: 'setting the limit',
   12: 'taking up its user and capabilities',
   13: 'setting up its system call filter',
+  14: 'starting it by',
+  15: 'taking on the AppArmor profile',
   20: 'entering the working directory',
   21: 'executing',
 };

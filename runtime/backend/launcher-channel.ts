@@ -34,6 +34,8 @@ export interface Launched {
   order(order: Buffer): void;
   /** Ends it, whatever it does. */
   cancel(): void;
+  /** With a user namespace: its process, which is in it and waits for the order. Rejects as `started`. */
+  readonly prepared: Promise<number>;
   /** The command runs as this process; rejects with a LaunchFailure, or RUNTIME_LAUNCHER_GONE. */
   readonly started: Promise<number>;
   /** As waitpid tells it; after `started`. Rejects when nobody can know any more. */
@@ -45,9 +47,12 @@ export interface ClientEvents {
   greeted(id: number, pid: number, payload: Buffer): void;
   signalled(id: number, number: number): void;
   gone(id: number): void;
+  /** Of its input, or what it took of its output: FRAME.input, inputEnd, outputTaken. */
+  stream(id: number, kind: number, payload: Buffer): void;
 }
 
 interface Waiting {
+  prepared(pid: number): void;
   started(pid: number): void;
   ended(status: number): void;
   failed(error: Error): void;
@@ -87,12 +92,15 @@ export class LauncherChannel {
   /** Begins a sandbox; it waits for its order. */
   prepare(preparation: Buffer): Launched {
     const id = this.nextId++;
+    const prepared = settled<number>();
     const started = settled<number>();
     const ended = settled<number>();
     this.waiting.set(id, {
+      prepared: prepared.resolve,
       started: started.resolve,
       ended: ended.resolve,
       failed(error) {
+        prepared.reject(error);
         started.reject(error);
         ended.reject(error);
       },
@@ -102,6 +110,7 @@ export class LauncherChannel {
     return {
       order: (order) => this.send(FRAME.launch, id, order),
       cancel: () => this.send(FRAME.cancel, id, Buffer.alloc(0)),
+      prepared: prepared.promise,
       started: started.promise,
       ended: ended.promise,
     };
@@ -137,6 +146,9 @@ export class LauncherChannel {
         this.noteReady.resolve({ pid: id, build: reader.bytes().toString() });
         return;
       }
+      case FRAME.prepared:
+        one?.prepared(reader.u32());
+        return;
       case FRAME.started:
         one?.started(reader.u32());
         return;
@@ -155,6 +167,9 @@ export class LauncherChannel {
         return;
       case FRAME.clientSignal:
         this.clients?.signalled(id, reader.u32());
+        return;
+      case FRAME.clientStream:
+        this.clients?.stream(id, reader.u8(), payload.subarray(1));
         return;
       case FRAME.clientGone:
         this.clients?.gone(id);

@@ -26,9 +26,13 @@ import { fail } from '../errors.ts';
 import type { Backend, BackendCapabilities, Exit, LaunchSpec, RunningSandbox } from './backend.ts';
 import { cgroupsOf, endCgroups, isInCgroups } from './cgroup-cleanup.ts';
 import { firstProcessOf, pidFileOf, reasonOfEnd, signalFirstProcess } from './first-process.ts';
-import { ociSpec } from './oci-spec.ts';
+import { idExtents } from './id-ranges.ts';
+import { type LimitGroups, makeLimitGroups, RUNTIME_GROUP } from './limit-groups.ts';
+import { type OciSpec, ociSpec } from './oci-spec.ts';
+import { forLibseccomp } from './seccomp-patterns.ts';
 import { signalNumber } from './signal-effect.ts';
 import { makeStdioPipes, type StdioPipes } from './stdio-pipes.ts';
+import { openUserNamespace } from './user-namespace.ts';
 
 const execFileAsync = promisify(execFile);
 
@@ -76,40 +80,113 @@ export function cgroupsAreHybrid(root = '/sys/fs/cgroup'): boolean {
   }
 }
 
-const HIDE_UNIFIED = 'mount -t tmpfs -o size=4k,mode=755 none /sys/fs/cgroup/unified && exec "$@"';
+const HIDE_UNIFIED = 'mount -t tmpfs -o size=4k,mode=755 none /sys/fs/cgroup/unified';
+/** $1: the root, $2: where, $3: the agent, if any. */
+const SHOW_ROOT =
+  'mount -t tmpfs -o size=64k,mode=755 none "$2" && mkdir "$2/root" && mount --bind "$1" "$2/root" && ' +
+  'if [ -n "$3" ]; then touch "$2/agent" && mount --bind "$3" "$2/agent"; fi';
 
-export function openOciBackend(runDir: string, choice: OciRuntimeChoice = findOciRuntime()): Backend {
+/** Where the agent is inside. */
+const AGENT = '/dev/dsec-agent';
+
+/** A folder that a user who is nobody outside can get to, for the runtime's own view of root and agent: they may lie below folders of root's. */
+const OPEN_FOLDERS = ['/mnt', '/media', '/srv', '/opt'];
+
+function openFolder(): string {
+  return OPEN_FOLDERS.find((folder) => existsSync(folder)) ?? '/tmp';
+}
+
+interface Shown {
+  readonly root: string;
+  readonly at: string;
+  readonly agent?: string;
+}
+
+const LOG = 'runtime.log';
+
+export function openOciBackend(runDir: string, choice: OciRuntimeChoice = findOciRuntime()): OciBackend {
   return new OciBackend(join(runDir, choice.name), choice);
 }
 
-class OciBackend implements Backend {
+export class OciBackend implements Backend {
   readonly name: string;
   readonly capabilities: BackendCapabilities = { exactSignals: false, terminal: true, hostNetwork: true };
   private readonly stateRoot: string;
+  private readonly hides: boolean;
   private readonly command: readonly string[];
 
   constructor(stateRoot: string, choice: OciRuntimeChoice) {
     this.name = choice.name;
     this.stateRoot = stateRoot;
-    const hide =
-      choice.name === 'crun' && cgroupsAreHybrid()
-        ? ['unshare', '--mount', '--propagation', 'slave', 'sh', '-c', HIDE_UNIFIED, 'sh']
-        : [];
+    this.hides = choice.name === 'crun' && cgroupsAreHybrid();
     const manager = choice.name === 'crun' ? ['--cgroup-manager=cgroupfs'] : [];
-    this.command = [...hide, choice.path, '--root', stateRoot, ...manager];
+    this.command = [choice.path, '--root', stateRoot, ...manager];
+  }
+
+  /** `shown`: what the runtime shall see at another place. */
+  private commandLine(args: readonly string[], shown?: Shown): string[] {
+    const steps = [...(this.hides ? [HIDE_UNIFIED] : []), ...(shown === undefined ? [] : [SHOW_ROOT])];
+    if (steps.length === 0) return [...this.command, ...args];
+    const script = [...steps, 'shift 3', 'exec "$@"'].join(' && ');
+    const namespace = ['unshare', '--mount', '--propagation', 'slave', 'sh', '-c', script, 'sh'];
+    return [...namespace, shown?.root ?? '', shown?.at ?? '', shown?.agent ?? '', ...this.command, ...args];
+  }
+
+  /**
+   * For a sandbox that stays: its first process is the agent, shown read-only inside, and descriptor 3 its channel. The command ends when the
+   * agent runs. Writes the bundle.
+   */
+  residentCommand(
+    spec: LaunchSpec,
+    { agent, lifetimeMs, leaf }: { readonly agent: string; readonly lifetimeMs: number; readonly leaf?: string },
+  ): { args: string[]; pidFile: string } {
+    mkdirSync(this.stateRoot, { recursive: true, mode: 0o700 });
+    const [log, pidFile] = [join(spec.folder, LOG), pidFileOf(spec.folder)];
+    for (const path of [log, pidFile]) rmSync(path, { force: true });
+    const at = spec.idBase === undefined ? undefined : openFolder();
+    const binds = [...spec.binds, { source: at === undefined ? agent : join(at, 'agent'), target: AGENT, exec: true }];
+    const args = [AGENT, 'agent', '3', String(lifetimeMs)];
+    const group = leaf === undefined ? '' : `/${leaf}`;
+    this.writeConfig(spec, this.configOf({ ...spec, binds, process: { ...spec.process, args } }, at, group));
+    const run = ['run', '--detach', '--preserve-fds', '1', '--bundle', spec.folder, '--pid-file', pidFile, spec.id];
+    const shown = at === undefined ? undefined : { root: spec.root, at, agent };
+    return { args: this.commandLine(['--log', log, '--log-format', 'json', ...run], shown), pidFile };
+  }
+
+  /** What it complained of in this bundle. */
+  problemIn(folder: string): string | undefined {
+    return lastError(join(folder, LOG));
+  }
+
+  private configOf(spec: LaunchSpec, at: string | undefined, group = ''): OciSpec {
+    const oci = ociSpec({ ...spec, root: at === undefined ? spec.root : join(at, 'root') }, group);
+    return { ...oci, linux: { ...oci.linux, seccomp: forLibseccomp(oci.linux.seccomp) } };
+  }
+
+  private writeConfig(spec: LaunchSpec, config: OciSpec): void {
+    writeFileSync(join(spec.folder, 'config.json'), JSON.stringify(config), { mode: 0o600 });
+  }
+
+  /** The runtime makes its own later; this one has the same map. */
+  userNamespace({ idBase }: { readonly idBase: number }): Promise<number> {
+    return openUserNamespace(idExtents(idBase));
   }
 
   async launch(spec: LaunchSpec): Promise<RunningSandbox> {
     mkdirSync(this.stateRoot, { recursive: true, mode: 0o700 });
-    const log = join(spec.folder, 'runtime.log');
+    const log = join(spec.folder, LOG);
     const pidFile = pidFileOf(spec.folder);
     for (const path of [log, pidFile]) rmSync(path, { force: true });
-    writeFileSync(join(spec.folder, 'config.json'), JSON.stringify(ociSpec(spec)), { mode: 0o600 });
+    const at = spec.idBase === undefined ? undefined : openFolder();
+    const groups = makeLimitGroups(spec.id, spec);
+    this.writeConfig(spec, this.configOf(spec, at, groups === undefined ? '' : `/${RUNTIME_GROUP}`));
     const pipes = spec.stdio === 'pipe' ? makeStdioPipes() : undefined;
     const [program, ...args] = [
       ...['setpriv', '--pdeathsig', 'KILL'],
-      ...this.command,
-      ...['--log', log, '--log-format', 'json', 'run', '--bundle', spec.folder, '--pid-file', pidFile, spec.id],
+      ...this.commandLine(
+        ['--log', log, '--log-format', 'json', 'run', '--bundle', spec.folder, '--pid-file', pidFile, spec.id],
+        at === undefined ? undefined : { root: spec.root, at },
+      ),
     ];
     const started = pidFileWritten(spec.folder, pidFile);
     // A session of its own, so that Ctrl-C at our terminal reaches the sandbox once, through us. With a terminal the
@@ -122,7 +199,7 @@ class OciBackend implements Backend {
     pipes?.closeChildEnds();
     const exited = exitOf(child, program!);
     exited.catch(() => {});
-    const running = new OciSandbox(this.name, exited, pipes, log, spec.folder);
+    const running = new OciSandbox(this.name, exited, pipes, log, spec.folder, groups);
     let first: 'started' | 'exited';
     try {
       first = await Promise.race([
@@ -151,7 +228,7 @@ class OciBackend implements Backend {
   async remove(id: string): Promise<void> {
     const state = join(this.stateRoot, id);
     if (existsSync(state)) {
-      const [program, ...args] = [...this.command, 'delete', '--force', id];
+      const [program, ...args] = this.commandLine(['delete', '--force', id]);
       // Half-made state may be beyond the runtime's own means; what follows is not.
       await execFileAsync(program!, args, { cwd: '/' }).catch(() => {});
     }
@@ -176,6 +253,7 @@ class OciSandbox implements RunningSandbox {
     pipes: StdioPipes | undefined,
     log: string,
     folder: string,
+    groups: LimitGroups | undefined,
   ) {
     this.runtime = runtime;
     this.log = log;
@@ -189,7 +267,8 @@ class OciSandbox implements RunningSandbox {
     this.ended = exited.then(async ({ code, signal }) => {
       pipes?.stdin.destroy();
       await Promise.all(drained);
-      return this.exit(code, signal);
+      const outOfMemory = groups?.ranOutOfMemory() ?? false;
+      return { ...this.exit(code, signal), outOfMemory };
     });
     this.ended.catch(() => {});
   }

@@ -3,10 +3,12 @@
  * nearly all of this; the values are theirs: the usual fourteen capabilities, masked and read-only parts of /proc and
  * /sys, a private /dev.
  *
- * No user namespace and no resource limits yet. The sandbox's cgroup is not shown inside.
+ * With `idBase`, a user namespace; the root's owners are shifted into its range then (id-ranges.ts). The sandbox's cgroup is not shown inside.
  */
 import { readFileSync } from 'node:fs';
+import { appArmor } from './apparmor.ts';
 import type { LaunchSpec } from './backend.ts';
+import { idExtents } from './id-ranges.ts';
 import { defaultSeccompProfile, type SeccompProfile } from './seccomp-profile.ts';
 
 /** Below every cgroup hierarchy's root; one group a sandbox. */
@@ -73,6 +75,7 @@ export interface OciSpec {
     readonly args: readonly string[];
     readonly env: readonly string[];
     readonly cwd: string;
+    readonly apparmorProfile?: string;
     readonly capabilities: Readonly<
       Record<'bounding' | 'effective' | 'permitted' | 'inheritable' | 'ambient', readonly string[]>
     >;
@@ -81,9 +84,14 @@ export interface OciSpec {
   };
   readonly mounts: readonly OciMount[];
   readonly linux: {
+    readonly uidMappings?: readonly OciIdMapping[];
+    readonly gidMappings?: readonly OciIdMapping[];
     readonly namespaces: readonly { readonly type: string }[];
     readonly cgroupsPath: string;
-    readonly resources: { readonly devices: readonly { readonly allow: boolean; readonly access: string }[] };
+    readonly resources: {
+      readonly devices: readonly { readonly allow: boolean; readonly access: string }[];
+      readonly blockIO?: BlockIo;
+    };
     readonly seccomp: SeccompProfile;
     readonly maskedPaths: readonly string[];
     readonly readonlyPaths: readonly string[];
@@ -109,11 +117,13 @@ const MOUNTS = [
 /** Folders of the root that the mounts need. */
 export const MOUNT_POINTS = ['/proc', '/dev', '/sys'];
 
-export function namespacesOf(network: LaunchSpec['network']): string[] {
-  return ['pid', 'mount', 'ipc', 'uts', ...(network === 'none' ? ['network'] : [])];
+export function namespacesOf({ network, idBase }: Pick<LaunchSpec, 'network' | 'idBase'>): string[] {
+  const user = idBase === undefined ? [] : ['user'];
+  return [...user, 'pid', 'mount', 'ipc', 'uts', ...(network === 'none' ? ['network'] : [])];
 }
 
-export function ociSpec(spec: LaunchSpec): OciSpec {
+/** `group`: below the sandbox's own, where that is not the runtime's to make. */
+export function ociSpec(spec: LaunchSpec, group = ''): OciSpec {
   const { process } = spec;
   // A user other than root gets capabilities only by a file's, within the bounding set; and no_new_privs forbids that too.
   const held = process.uid === 0 ? CAPABILITIES : [];
@@ -131,22 +141,58 @@ export function ociSpec(spec: LaunchSpec): OciSpec {
       capabilities: { bounding: CAPABILITIES, effective: held, permitted: held, inheritable: [], ambient: [] },
       rlimits: rlimits(),
       noNewPrivileges: true,
+      apparmorProfile: appArmor().profile,
     },
     mounts: [
       ...MOUNTS,
-      ...spec.binds.map(({ source, target }) =>
-        mount(target, 'bind', source, 'rbind', 'ro', 'nosuid', 'nodev', 'noexec'),
+      ...spec.binds.map(({ source, target, exec }) =>
+        mount(target, 'bind', source, 'rbind', 'ro', 'nosuid', 'nodev', ...(exec ? [] : ['noexec'])),
       ),
     ],
     linux: {
-      namespaces: namespacesOf(spec.network).map((type) => ({ type })),
-      cgroupsPath: `/${CGROUP_PARENT}/${spec.id}`,
-      resources: { devices: [{ allow: false, access: 'rwm' }] },
-      seccomp: defaultSeccompProfile(),
+      namespaces: namespacesOf(spec).map((type) => ({ type })),
+      ...(spec.idBase === undefined ? {} : mappings(spec.idBase)),
+      cgroupsPath: `/${CGROUP_PARENT}/${spec.id}${group}`,
+      resources: { devices: [{ allow: false, access: 'rwm' }], blockIO: blockIo(spec) },
+      seccomp: defaultSeccompProfile(spec.firstProcess),
       maskedPaths: MASKED_PATHS,
       readonlyPaths: READ_ONLY_PATHS,
     },
   };
+}
+
+type BlockIo = Readonly<
+  Record<string, readonly { readonly major: number; readonly minor: number; readonly rate: number }[]>
+>;
+
+/** Other limits are on the group above (limit-groups.ts); v1 throttles each group for itself. */
+function blockIo({ limits = {}, device }: LaunchSpec): BlockIo | undefined {
+  const [major, minor] = (device ?? '').split(':').map(Number);
+  const rates = [
+    ['throttleReadBpsDevice', limits.ioReadBps],
+    ['throttleWriteBpsDevice', limits.ioWriteBps],
+    ['throttleReadIOPSDevice', limits.ioReadIops],
+    ['throttleWriteIOPSDevice', limits.ioWriteIops],
+  ] as const;
+  const given = rates.flatMap(([name, rate]) =>
+    rate === undefined ? [] : [[name, [{ major: major!, minor: minor!, rate }]] as const],
+  );
+  return given.length === 0 ? undefined : Object.fromEntries(given);
+}
+
+interface OciIdMapping {
+  readonly containerID: number;
+  readonly hostID: number;
+  readonly size: number;
+}
+
+function mappings(idBase: number): { uidMappings: OciIdMapping[]; gidMappings: OciIdMapping[] } {
+  const mapping = idExtents(idBase).map(({ inside, outside, count }) => ({
+    containerID: inside,
+    hostID: outside,
+    size: count,
+  }));
+  return { uidMappings: mapping, gidMappings: mapping };
 }
 
 /** A soft limit that old programs (which loop over all descriptors) can bear; no core files in the upper unless asked for. */

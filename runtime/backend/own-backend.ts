@@ -12,6 +12,7 @@ import { constants } from 'node:os';
 import type { Duplex } from 'node:stream';
 import { isDsecError, messageOf } from '#base';
 import { type ProcessIdentity, processIdentity } from '#linux';
+import { outOfMemoryCount } from '../aether/command-group.ts';
 import { fail } from '../errors.ts';
 import type { AgentBinary } from './agent-binary.ts';
 import { MAX_PAYLOAD_BYTES } from './agent-wire.ts';
@@ -22,6 +23,7 @@ import { launchOrder, preparation, STAGE_EXEC } from './launch-order.ts';
 import { type Launched, LauncherChannel, LaunchFailure } from './launcher-channel.ts';
 import { signalNumber } from './signal-effect.ts';
 import { makeStdioPipes, type StdioPipes } from './stdio-pipes.ts';
+import { userNamespaceOf } from './user-namespace.ts';
 
 export const OWN_BACKEND = 'dsec';
 
@@ -53,6 +55,17 @@ class OwnBackend implements Backend {
     if (!this.begun.has(spec.id)) this.begun.set(spec.id, this.begin(spec));
   }
 
+  /** That of the process that is to become the sandbox. */
+  async userNamespace(spec: PreparationSpec): Promise<number> {
+    this.prepare(spec);
+    const { launched } = this.begun.get(spec.id)!;
+    try {
+      return userNamespaceOf(await launched.prepared);
+    } catch (error) {
+      throw launchError(error);
+    }
+  }
+
   async launch(spec: LaunchSpec): Promise<RunningSandbox> {
     rmSync(reasonFileOf(spec.folder), { force: true });
     notePid(spec.folder, 0);
@@ -75,7 +88,8 @@ class OwnBackend implements Backend {
     }
     notePid(spec.folder, pid);
     this.begun.delete(spec.id);
-    return new OwnSandbox(spec.folder, pid, launched.ended, pipes, begun.close);
+    const ended = launched.ended.then((status) => exitOfStatus(status, spec));
+    return new OwnSandbox(spec.folder, pid, ended, pipes, begun.close);
   }
 
   /** @throws RUNTIME_NO_LAUNCHER */
@@ -98,7 +112,7 @@ class OwnBackend implements Backend {
       detached: !spec.terminal,
     });
     pipes?.closeChildEnds();
-    const exited = exitOf(child);
+    const exited = goneOf(child);
     const socket = child.stdio?.[3] as Duplex | null | undefined;
     if (socket === null || socket === undefined) {
       for (const stream of pipes === undefined ? [] : [pipes.stdin, pipes.stdout, pipes.stderr]) stream.destroy();
@@ -166,7 +180,7 @@ class OwnSandbox implements RunningSandbox {
   constructor(
     folder: string,
     pid: number,
-    ended: Promise<number>,
+    ended: Promise<Exit>,
     pipes: StdioPipes | undefined,
     close: () => Promise<void>,
   ) {
@@ -178,13 +192,11 @@ class OwnSandbox implements RunningSandbox {
     // Whoever writes to a command that has ended learns it from `wait`.
     pipes?.stdin.on('error', () => {});
     const drained = pipes === undefined ? [] : [closed(pipes.stdout), closed(pipes.stderr)];
-    this.ended = ended
-      .finally(async () => {
-        pipes?.stdin.destroy();
-        await close();
-        await Promise.all(drained);
-      })
-      .then((status) => exitOfStatus(status, folder));
+    this.ended = ended.finally(async () => {
+      pipes?.stdin.destroy();
+      await close();
+      await Promise.all(drained);
+    });
     this.ended.catch(() => {});
   }
 
@@ -198,7 +210,13 @@ class OwnSandbox implements RunningSandbox {
 }
 
 /** `status` as waitpid has it. */
-function exitOfStatus(status: number, folder: string): Exit {
+function exitOfStatus(status: number, { id, folder, limits }: LaunchSpec): Exit {
+  // The launcher leaves groups with a limit on memory to us.
+  const outOfMemory = limits?.memoryBytes !== undefined && outOfMemoryCount(cgroupsOf(id)) > 0;
+  return { ...exitOf(status, folder), outOfMemory };
+}
+
+function exitOf(status: number, folder: string): Exit {
   const number = status & 0x7f;
   if (number === 0) return { code: (status >> 8) & 0xff };
   const asked = number === constants.signals.SIGKILL ? reasonOfEnd(folder) : undefined;
@@ -211,11 +229,13 @@ function signalNamed(number: number): NodeJS.Signals | undefined {
   return found?.[0] as NodeJS.Signals | undefined;
 }
 
+function launchError(error: unknown): unknown {
+  if (isDsecError(error)) return error;
+  return fail('RUNTIME_START_FAILED', { runtime: OWN_BACKEND, reason: messageOf(error) }, error);
+}
+
 function startError(error: unknown, spec: LaunchSpec): unknown {
-  if (!(error instanceof LaunchFailure)) {
-    if (isDsecError(error)) return error;
-    return fail('RUNTIME_START_FAILED', { runtime: OWN_BACKEND, reason: messageOf(error) }, error);
-  }
+  if (!(error instanceof LaunchFailure)) return launchError(error);
   const command = spec.process.args[0]!;
   if (error.stage === STAGE_EXEC) {
     if (error.code === 'ENOENT' || error.code === 'ENOTDIR') {
@@ -225,11 +245,11 @@ function startError(error: unknown, spec: LaunchSpec): unknown {
       return fail('RUNTIME_COMMAND_NOT_EXECUTABLE', { command, path: command, reason: error.message }, error);
     }
   }
-  return fail('RUNTIME_START_FAILED', { runtime: OWN_BACKEND, reason: error.message }, error);
+  return launchError(error);
 }
 
 /** Also when it could not be started at all: then its socket closes too. */
-function exitOf(child: ChildProcess): Promise<void> {
+function goneOf(child: ChildProcess): Promise<void> {
   return new Promise((resolve) => {
     child.once('error', () => resolve());
     child.once('exit', () => resolve());

@@ -82,30 +82,34 @@ function returns(action: SeccompRule['action'], errno: number | undefined): Inst
   return [RETURN, 0, 0, action === 'SCMP_ACT_ALLOW' ? ALLOW : ERRNO | (errno ?? 1)];
 }
 
-/** The first rule whose arguments fit decides. */
+/** The first rule whose arguments all fit decides. */
 function decision(rules: readonly SeccompRule[], otherwise: readonly Instruction[]): readonly Instruction[] {
   const steps: Instruction[] = [];
   for (const rule of rules) {
     const result = returns(rule.action, rule.errnoRet);
     const tests = rule.args ?? [];
     if (tests.length === 0) return [...steps, result];
-    if (tests.length > 1) throw new TypeError(`seccomp: ${rule.names.join(' ')}: one argument at most is looked at`);
-    steps.push(...test(tests[0]!, result));
+    let fits: Instruction[] = [result];
+    // From the last one: each jumps over what is behind it when it does not fit.
+    for (const arg of [...tests].reverse()) fits = test(arg, fits.length).concat(fits);
+    steps.push(...fits);
   }
   return [...steps, ...otherwise];
 }
 
-function test(arg: NonNullable<SeccompRule['args']>[number], result: Instruction): Instruction[] {
+function test(arg: NonNullable<SeccompRule['args']>[number], skip: number): Instruction[] {
   const load: Instruction = [LOAD, 0, 0, DATA_ARGS + 8 * arg.index];
   switch (arg.op) {
     case 'SCMP_CMP_EQ':
-      return [load, [JUMP_EQUAL, 0, 1, arg.value], result];
+      return [load, [JUMP_EQUAL, 0, skip, arg.value]];
+    case 'SCMP_CMP_NE':
+      return [load, [JUMP_EQUAL, skip, 0, arg.value]];
     case 'SCMP_CMP_GT':
-      return [load, [JUMP_GREATER, 0, 1, arg.value], result];
+      return [load, [JUMP_GREATER, 0, skip, arg.value]];
     case 'SCMP_CMP_LT':
-      return [load, [JUMP_GREATER_EQUAL, 1, 0, arg.value], result];
+      return [load, [JUMP_GREATER_EQUAL, skip, 0, arg.value]];
     case 'SCMP_CMP_MASKED_EQ':
-      return [load, [AND, 0, 0, arg.value], [JUMP_EQUAL, 0, 1, arg.valueTwo ?? 0], result];
+      return [load, [AND, 0, 0, arg.value], [JUMP_EQUAL, 0, skip, arg.valueTwo ?? 0]];
     default:
       throw new TypeError(`seccomp: comparison ${arg.op}`);
   }

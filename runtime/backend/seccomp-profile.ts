@@ -6,6 +6,9 @@
  * call. clone3 is among those: its flags lie in memory, where a filter cannot see CLONE_NEWUSER.
  */
 
+import { ioctlRules } from './ioctl-rules.ts';
+import { othersThan } from './seccomp-patterns.ts';
+
 export interface SeccompRule {
   readonly names: readonly string[];
   readonly action: 'SCMP_ACT_ALLOW' | 'SCMP_ACT_ERRNO';
@@ -26,7 +29,7 @@ const FILES = words(`
   access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
   fadvise64_64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchown32 fchownat fcntl fcntl64 fdatasync fgetxattr
   flistxattr flock fremovexattr fsetxattr fstat fstat64 fstatat64 fstatfs fstatfs64 fsync ftruncate ftruncate64 futimesat
-  getcwd getdents getdents64 getxattr inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl lchown lchown32
+  getcwd getdents getdents64 getxattr inotify_add_watch inotify_init inotify_init1 inotify_rm_watch lchown lchown32
   lgetxattr link linkat listxattr llistxattr lremovexattr lseek _llseek lsetxattr lstat lstat64 mkdir mkdirat mknod
   mknodat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink
   readlinkat readv removexattr rename renameat renameat2 rmdir sendfile sendfile64 setxattr splice stat stat64 statfs
@@ -42,13 +45,12 @@ const PROCESSES = words(`
   alarm arch_prctl capget capset execve execveat exit exit_group fork futex futex_time64 futex_waitv futex_wake
   futex_wait futex_requeue get_robust_list get_thread_area getcpu getegid getegid32 geteuid geteuid32 getgid getgid32
   getgroups getgroups32 getitimer getpgid getpgrp getpid getppid getpriority getresgid getresgid32 getresuid getresuid32
-  getrlimit getrusage getsid gettid getuid getuid32 ioprio_get ioprio_set kill landlock_add_rule
-  landlock_create_ruleset landlock_restrict_self pause pidfd_open pidfd_send_signal prctl prlimit64 restart_syscall rseq
+  getrlimit getrusage getsid gettid getuid getuid32 ioprio_get kill landlock_add_rule
+  landlock_create_ruleset landlock_restrict_self pause pidfd_open pidfd_send_signal prctl restart_syscall rseq
   rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
   rt_sigtimedwait_time64 rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr
-  sched_getparam sched_getscheduler sched_rr_get_interval sched_rr_get_interval_time64 sched_setaffinity sched_setattr
-  sched_setparam sched_setscheduler sched_yield seccomp set_robust_list set_thread_area set_tid_address setfsgid
-  setfsgid32 setfsuid setfsuid32 setgid setgid32 setgroups setgroups32 setitimer setpgid setpriority setregid setregid32
+  sched_getparam sched_getscheduler sched_rr_get_interval sched_rr_get_interval_time64 sched_yield seccomp set_robust_list set_thread_area set_tid_address setfsgid
+  setfsgid32 setfsuid setfsuid32 setgid setgid32 setgroups setgroups32 setitimer setpgid setregid setregid32
   setresgid setresgid32 setresuid setresuid32 setreuid setreuid32 setrlimit setsid setuid setuid32 sigaltstack signal
   signalfd signalfd4 sigaction sigpending sigprocmask sigreturn sigsuspend sysinfo tgkill times tkill ugetrlimit uname
   vfork wait4 waitid waitpid modify_ldt ptrace
@@ -67,7 +69,7 @@ const COMMUNICATION = words(`
   accept accept4 bind connect getpeername getsockname getsockopt ipc listen mq_getsetattr mq_notify mq_open
   mq_timedreceive mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 mq_unlink msgctl msgget msgrcv msgsnd pipe
   pipe2 recv recvfrom recvmmsg recvmmsg_time64 recvmsg semctl semget semop semtimedop semtimedop_time64 send sendmmsg
-  sendmsg sendto setsockopt shutdown socketcall socketpair
+  sendmsg sendto setsockopt shutdown socketpair
 `);
 
 /** Refused as "not permitted" rather than "not there": programs that ask for them expect that answer in a container. */
@@ -85,9 +87,46 @@ const REFUSED = words(`
 const NAMESPACE_FLAGS = 0x7e020080;
 const AF_ALG = 38;
 const AF_VSOCK = 40;
+/** Linux has 46 address families. */
+const FAMILY_BITS = 6;
+const ABOVE_FAMILIES = ~(2 ** FAMILY_BITS - 1);
 const EPERM = 1;
 const EAFNOSUPPORT = 97;
 const ENOSYS = 38;
+
+/** Of socketcall. */
+const SYS_SOCKET = 1;
+
+const BY_PID = words('prlimit64 sched_setaffinity sched_setattr sched_setparam sched_setscheduler');
+const REACHES_OTHERS = [...BY_PID, 'setpriority', 'ioprio_set'];
+const notFirst = (index: number) => ({ index, value: 1, op: 'SCMP_CMP_NE' });
+const which = (value: number) => ({ index: 0, value, op: 'SCMP_CMP_EQ' });
+
+/**
+ * What reaches any process of the same user: not the first one, and not "all of the user's", to whom that belongs. The numbers are
+ * PRIO_PROCESS, PRIO_PGRP, IOPRIO_WHO_PROCESS and IOPRIO_WHO_PGRP.
+ */
+const AGENT_SPARED: readonly SeccompRule[] = [
+  {
+    names: BY_PID,
+    action: 'SCMP_ACT_ALLOW',
+    args: [notFirst(0)],
+  },
+  ...[0, 1].map(
+    (value): SeccompRule => ({ names: ['setpriority'], action: 'SCMP_ACT_ALLOW', args: [which(value), notFirst(1)] }),
+  ),
+  ...[1, 2].map(
+    (value): SeccompRule => ({ names: ['ioprio_set'], action: 'SCMP_ACT_ALLOW', args: [which(value), notFirst(1)] }),
+  ),
+];
+
+/** Rather than "not there". */
+const AGENT_REFUSED: readonly SeccompRule[] = BY_PID.map((name) => ({
+  names: [name],
+  action: 'SCMP_ACT_ERRNO',
+  errnoRet: EPERM,
+  args: [{ index: 0, value: 0xffffffff, valueTwo: 1, op: 'SCMP_CMP_MASKED_EQ' }],
+}));
 
 /** Linux's own personality, 32-bit addresses, and "tell me". */
 const PERSONALITIES = [0x0, 0x8, 0x20000, 0x20008, 0xffffffff];
@@ -97,7 +136,11 @@ const ARCHITECTURES: Readonly<Record<string, readonly string[]>> = {
   arm64: ['SCMP_ARCH_AARCH64', 'SCMP_ARCH_ARM'],
 };
 
-export function defaultSeccompProfile(arch: string = process.arch): SeccompProfile {
+/** @param firstProcess `agent`: it has that of every command, and none may change its limits or how it is scheduled. */
+export function defaultSeccompProfile(
+  firstProcess: 'command' | 'agent' = 'command',
+  arch: string = process.arch,
+): SeccompProfile {
   const compare = (index: number, op: string, value: number, valueTwo?: number) => [{ index, op, value, valueTwo }];
   return {
     defaultAction: 'SCMP_ACT_ERRNO',
@@ -108,17 +151,32 @@ export function defaultSeccompProfile(arch: string = process.arch): SeccompProfi
         names: [...FILES, ...MEMORY, ...PROCESSES, ...ARM, ...TIME_AND_WAITING, ...COMMUNICATION],
         action: 'SCMP_ACT_ALLOW',
       },
-      // AF_ALG and AF_VSOCK: kernel interfaces with a history of holes, and a way to the hypervisor's host. A 32-bit program gets
-      // them all the same, by socketcall, whose arguments lie in memory; without it such programs would have no network.
-      { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_LT', AF_ALG) },
-      { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_EQ', AF_ALG + 1) },
-      { names: ['socket'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_GT', AF_VSOCK) },
+      ...ioctlRules(),
+      ...(firstProcess === 'agent'
+        ? [...AGENT_SPARED, ...AGENT_REFUSED]
+        : [{ names: REACHES_OTHERS, action: 'SCMP_ACT_ALLOW' } as const]),
+      // AF_ALG and AF_VSOCK: kernel interfaces with a history of holes, and a way to the hypervisor's host. By socketcall a 32-bit program
+      // says in memory which family it wants, where no filter sees it: it gets no socket that way. musl does not need it; a 32-bit glibc does.
+      { names: ['socketcall'], action: 'SCMP_ACT_ALLOW', args: compare(0, 'SCMP_CMP_NE', SYS_SOCKET) },
+      {
+        names: ['socketcall'],
+        action: 'SCMP_ACT_ERRNO',
+        errnoRet: EAFNOSUPPORT,
+        args: compare(0, 'SCMP_CMP_EQ', SYS_SOCKET),
+      },
+      ...othersThan([AF_ALG, AF_VSOCK], FAMILY_BITS).map(
+        ({ mask, value }): SeccompRule => ({
+          names: ['socket'],
+          action: 'SCMP_ACT_ALLOW',
+          args: compare(0, 'SCMP_CMP_MASKED_EQ', (ABOVE_FAMILIES | mask) >>> 0, value),
+        }),
+      ),
       ...[AF_ALG, AF_VSOCK].map(
         (family): SeccompRule => ({
           names: ['socket'],
           action: 'SCMP_ACT_ERRNO',
           errnoRet: EAFNOSUPPORT,
-          args: compare(0, 'SCMP_CMP_EQ', family),
+          args: compare(0, 'SCMP_CMP_MASKED_EQ', 0xffffffff, family),
         }),
       ),
       // A thread or process without namespaces of its own.

@@ -6,22 +6,30 @@ import { mkdirSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { failPoint } from '#base';
 import { type BlobStore, blobFilesFor, type Image, mountImage, readConfig } from '#imagesvc';
-import { processIdentity, readMountInfo } from '#linux';
+import { processIdentity } from '#linux';
 import type { KeeperChannel } from '../aether/keeper-channel.ts';
-import { launchOrder, preparation } from '../backend/launch-order.ts';
 import { MOUNT_POINTS } from '../backend/oci-spec.ts';
 import { OWN_BACKEND } from '../backend/own-backend.ts';
 import { sandboxCgroups } from '../backend/sandbox-cgroups.ts';
+import type { UsernsMode } from '../backend/user-namespace.ts';
 import { composeLayers } from '../compose/compose-layers.ts';
+import { sandboxDevice } from '../disk/block-device.ts';
+import { makeDisk, planDisk } from '../disk/sandbox-disk.ts';
 import { fail } from '../errors.ts';
+import type { NetworkOptions } from '../network/network-facts.ts';
 import { environmentOf } from '../sandbox/environment.ts';
 import { makeMountPoints, missingMountPoints } from '../sandbox/mount-points.ts';
 import { makeDirectoryInRoot } from '../sandbox/root-path.ts';
+import { asItsRoot, mappingOf } from '../sandbox/sandbox-ids.ts';
 import { imageReference, randomSandboxName, type SandboxRecord, writeRecord } from '../sandbox/sandbox-record.ts';
 import type { RuntimeFolders, SandboxFolders } from '../sandbox/state-folders.ts';
 import { lookUpUser } from '../sandbox/user-lookup.ts';
+import { type AllLimits, checkedLimits } from '../sandbox-api/limits.ts';
+import type { IdleAction, ServiceClass } from '../sandbox-api/sandbox.ts';
+import { networkFiles } from './network-files.ts';
+import { residentLaunch } from './resident-launch.ts';
 
-export interface CreateOptions {
+export interface CreateOptions extends AllLimits {
   readonly store: BlobStore;
   readonly base: Image;
   readonly workspace?: Image;
@@ -37,20 +45,28 @@ export interface CreateOptions {
   readonly workdir?: string;
   /** It ends after so long, whoever else has died. */
   readonly ttlMs?: number;
-  readonly memoryBytes?: number;
-  /** Processes and threads; 4096 by default. */
-  readonly pids?: number;
+  /** What becomes of it when nobody has used it for so long: it ends by default. */
+  readonly idleMs?: number;
+  readonly idleAction?: IdleAction;
+  /** `ls` by default. */
+  readonly class?: ServiceClass;
+  /** `private` where that can be, by default. */
+  readonly userns?: UsernsMode;
+  /** `none`, loopback alone, by default. */
+  readonly network?: NetworkOptions;
   readonly lazy?: boolean;
   readonly prefetch?: boolean;
   readonly onTraceProblem?: (text: string) => void;
-  /** Our own by default; others have no sandboxes that stay yet. */
+  /** `dsec`, `crun` or `runc`; our own by default. */
   readonly runtime?: string;
 }
 
 const DEFAULT_PIDS = 4096;
 
-export function residentRecord(name: string, options: CreateOptions): SandboxRecord {
-  const { store, base, workspace, toolkits = [], requestId, ttlMs, memoryBytes, pids = DEFAULT_PIDS } = options;
+/** @throws RUNTIME_LIMIT, RUNTIME_LIMIT_UNAVAILABLE */
+export function residentRecord(name: string, options: CreateOptions, stateDir: string): SandboxRecord {
+  const { store, base, workspace, toolkits = [], requestId, ttlMs } = options;
+  const limits = checkedLimits({ ...options, pids: options.pids ?? DEFAULT_PIDS });
   const now = Date.now();
   return {
     version: 1,
@@ -59,19 +75,24 @@ export function residentRecord(name: string, options: CreateOptions): SandboxRec
     state: 'running',
     keep: true,
     createdAt: new Date(now).toISOString(),
-    backend: OWN_BACKEND,
+    backend: options.runtime ?? OWN_BACKEND,
     store: store.url,
     base: imageReference(base),
     workspace: workspace && imageReference(workspace),
     toolkits: toolkits.map(imageReference),
     owner: processIdentity()!,
+    userns: options.userns,
     mountPoints: [],
+    limits,
+    disk: planDisk(limits, stateDir),
+    network: options.network?.mode === 'host' ? { mode: 'host' } : undefined,
     resident: {
       requestId,
       defaults: { env: options.env ?? [], user: options.user ?? '', cwd: options.workdir ?? '/' },
       expiresAt: ttlMs === undefined ? undefined : new Date(now + ttlMs).toISOString(),
-      memoryBytes,
-      pids,
+      idleMs: options.idleMs,
+      idleAction: options.idleAction,
+      class: options.class,
     },
   };
 }
@@ -84,6 +105,7 @@ export async function launchResident(
   options: CreateOptions,
   places: SandboxFolders,
   folders: RuntimeFolders,
+  agent: string,
 ): Promise<SandboxRecord> {
   const { store, base, lazy } = options;
   const { runDir, cacheDir } = folders;
@@ -92,17 +114,23 @@ export async function launchResident(
   const layers = composeLayers(options);
   const config = (await readConfig(store, base)).config ?? {};
   const { resident } = record;
-  const groups = sandboxCgroups(record.id, readMountInfo(), resident);
-  keeper.prepare(keptId, preparation({ id: record.id, network: 'none' }, 'own', groups));
+  const { limits = {} } = record;
+  await makeDisk(record.disk, places, limits);
+  const groups = sandboxCgroups(record.id, undefined, { limits, device: sandboxDevice(limits, places), agent: true });
+  const { idBase } = record;
+  const network = record.network?.mode === 'host' ? 'host' : 'none';
+  const spec = { id: record.id, network, idBase } as const;
+  const launch = residentLaunch({ backend: record.backend, keeper, keptId, spec, groups, runDir, agent });
+  launch.begin();
+  const mapping = mappingOf(idBase, (ids) => launch.userNamespace(ids));
   const images = [base, ...(options.workspace === undefined ? [] : [options.workspace]), ...(options.toolkits ?? [])];
   const prefetch = options.prefetch === false ? [] : images;
   const files = blobFilesFor({ store, lazy, runDir, cacheDir, prefetch, onTraceProblem: options.onTraceProblem });
-  await mountImage({ runDir, cacheDir, files, image: base, layers, target, upper, work });
+  await mountImage({ runDir, cacheDir, files, image: base, layers, target, upper, work, volatile: true, mapping });
   failPoint('create-mounted');
-  const missing = missingMountPoints(
-    target,
-    MOUNT_POINTS.map((path) => ({ path, kind: 'folder' as const })),
-  );
+  const shown = networkFiles(record.network, runDir, target);
+  const folderPoints = MOUNT_POINTS.map((path) => ({ path, kind: 'folder' as const }));
+  const missing = [...missingMountPoints(target, folderPoints), ...shown.missing];
   const user = options.user ?? config.User ?? '';
   // An unknown user is told now, not by the first command.
   const { home } = lookUpUser(target, user);
@@ -123,24 +151,25 @@ export async function launchResident(
     mountPoints: missing.map(({ path }) => path),
     resident: { ...resident, defaults: { env: said ? env : env.filter((one) => !one.startsWith('HOME=')), user, cwd } },
   };
-  writeRecord(places.record, noted, true);
-  makeMountPoints(target, missing);
-  makeDirectoryInRoot(target, cwd);
-  const order = launchOrder(
+  writeRecord(places.record, noted, false);
+  asItsRoot(idBase, () => {
+    makeMountPoints(target, missing);
+    makeDirectoryInRoot(target, cwd);
+  });
+  const lifetimeMs = resident?.expiresAt === undefined ? 0 : Math.max(1, Date.parse(resident.expiresAt) - Date.now());
+  launch.launch(
     {
-      id: record.id,
+      ...spec,
       folder: places.bundle,
       root: target,
       hostname: record.name,
-      network: 'none',
-      binds: [],
+      binds: shown.binds(),
       process: { args: ['dsec-agent'], env: [], cwd: '/', uid: 0, gid: 0, additionalGids: [], terminal: false },
       stdio: 'inherit',
+      firstProcess: 'agent',
     },
-    undefined,
-    { lifetimeMs: resident?.expiresAt === undefined ? 0 : Math.max(1, Date.parse(resident.expiresAt) - Date.now()) },
+    lifetimeMs,
   );
-  keeper.launch(keptId, order);
   return noted;
 }
 

@@ -2,25 +2,32 @@
  * The sandboxes that stay on this machine: creates them, finds them again after a restart, and knows each by its name. One process a
  * machine (the runtime service); the keeper and the records are what outlives it.
  */
-import { mkdirSync } from 'node:fs';
+import { mkdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import { failPoint } from '#base';
+import { failPoint, messageOf } from '#base';
 import { KeeperChannel, type Kept } from '../aether/keeper-channel.ts';
 import type { SpoolLimits } from '../aether/output-spool.ts';
 import type { AgentBinary } from '../backend/agent-binary.ts';
-import { OWN_BACKEND, openOwnBackend } from '../backend/own-backend.ts';
+import { backendNamed, RUNTIME_NAMES } from '../backend/choose-backend.ts';
+import { findOciRuntime } from '../backend/oci-runtime.ts';
+import { OWN_BACKEND } from '../backend/own-backend.ts';
 import { fail } from '../errors.ts';
+import { NodeNetwork, type NodeNetworkOptions } from '../network/node-network.ts';
+import { DENY_ALL } from '../network/policy.ts';
 import { dismantle, removeFolder } from '../sandbox/end-sandbox.ts';
+import { takeIds, withOrWithoutIds } from '../sandbox/sandbox-ids.ts';
 import {
   checkSandboxName,
   randomSandboxName,
   readRecord,
   type SandboxRecord,
+  settleRecord,
   writeRecord,
 } from '../sandbox/sandbox-record.ts';
-import { listSandboxes } from '../sandbox/sandboxes.ts';
+import { listSandboxes, reclaimSandboxes, removeSandbox } from '../sandbox/sandboxes.ts';
 import { type RuntimeFolders, runtimeFolders, sandboxFolders } from '../sandbox/state-folders.ts';
 import { type Capability, needs } from '../sandbox-api/capabilities.ts';
+import { capabilitiesFor } from '../sandbox-api/limits.ts';
 import {
   type CreateOptions,
   launchResident,
@@ -35,6 +42,7 @@ export interface NodeOptions {
   readonly folders?: Partial<RuntimeFolders>;
   readonly spoolLimits?: SpoolLimits;
   readonly onNote?: (text: string) => void;
+  readonly network?: Pick<NodeNetworkOptions, 'upstreams'>;
 }
 
 const NO_FEATURES: ReadonlySet<Capability> = new Set();
@@ -46,15 +54,20 @@ export function keeperSocket(runDir: string): string {
 export class SandboxNode {
   private readonly options: NodeOptions;
   private readonly folders: RuntimeFolders;
+  private readonly network: NodeNetwork;
   private keeper: KeeperChannel | undefined;
+  private opening: Promise<KeeperChannel> | undefined;
   private readonly running = new Map<string, ResidentSandbox>();
   /** By request id: creations under way. */
   private readonly creating = new Map<string, Promise<ResidentSandbox>>();
   private closing = false;
+  private reclaiming: NodeJS.Timeout | undefined;
 
   private constructor(options: NodeOptions, folders: RuntimeFolders) {
     this.options = options;
     this.folders = folders;
+    const logOf = (name: string) => join(sandboxFolders(folders, name).folder, 'denied.jsonl');
+    this.network = new NodeNetwork({ runDir: folders.runDir, logOf, onNote: options.onNote, ...options.network });
   }
 
   /** Takes over what a process before this one had. @throws RUNTIME_NEEDS_ROOT, RUNTIME_KEEPER_GONE, RUNTIME_AGENT_PROTOCOL */
@@ -65,14 +78,18 @@ export class SandboxNode {
     const node = new SandboxNode(options, folders);
     const found = await KeeperChannel.find(keeperSocket(folders.runDir));
     if (found !== undefined) await node.takeOver(found);
+    await node.network.sweep();
     return node;
   }
 
   /** A creation that failed leaves nothing. @throws RUNTIME_SANDBOX_EXISTS, RUNTIME_*, MOUNT_*, STORE_* */
   async create(options: CreateOptions): Promise<ResidentSandbox> {
     const { requestId, runtime = OWN_BACKEND } = options;
-    needs({ name: runtime, features: runtime === OWN_BACKEND ? OWN_FEATURES : NO_FEATURES }, 'resident');
-    if (requestId === undefined) return this.createNew(options);
+    const isKnown = RUNTIME_NAMES.some((name) => name === runtime);
+    const backend = { name: runtime, features: isKnown ? OWN_FEATURES : NO_FEATURES };
+    if (isKnown && runtime !== OWN_BACKEND) findOciRuntime(runtime);
+    for (const capability of ['resident' as const, ...capabilitiesFor(options)]) needs(backend, capability);
+    if (requestId === undefined) return this.createMapped(options);
     const before =
       this.creating.get(requestId) ??
       [...this.running.values()].find((one) => one.facts.resident?.requestId === requestId);
@@ -80,7 +97,7 @@ export class SandboxNode {
     const ended = listSandboxes(this.folders).find((record) => record.resident?.requestId === requestId);
     if (ended !== undefined)
       throw fail('RUNTIME_SANDBOX_GONE', { name: ended.name, reason: ended.end?.detail ?? 'it was created before' });
-    const creating = this.createNew(options).finally(() => this.creating.delete(requestId));
+    const creating = this.createMapped(options).finally(() => this.creating.delete(requestId));
     this.creating.set(requestId, creating);
     return creating;
   }
@@ -114,21 +131,41 @@ export class SandboxNode {
     return record.end ?? endNow('lost', 'it had ended');
   }
 
+  /**
+   * With all that it had; `force`: also one that runs.
+   * @throws RUNTIME_SANDBOX_NOT_FOUND, RUNTIME_SANDBOX_RUNNING, RUNTIME_SANDBOX_BUSY
+   */
+  async remove(name: string, { force = false }: { readonly force?: boolean } = {}): Promise<void> {
+    const found = this.running.get(name);
+    if (found !== undefined && force) await found.destroy();
+    // Ended before it was known that nobody wants it, or held by somebody else.
+    if (found === undefined || !force || this.record(name) !== undefined) await removeSandbox(name, this.folders);
+  }
+
   /** The sandboxes go on; a process that comes later takes them over. */
-  close(): void {
+  async close(): Promise<void> {
     this.closing = true;
+    for (const sandbox of this.running.values()) sandbox.leave();
     this.keeper?.close();
+    await this.network.close();
   }
 
   private record(name: string): SandboxRecord | undefined {
     return readRecord(sandboxFolders(this.folders, checkSandboxName(name)).record);
   }
 
-  private async openKeeper(): Promise<KeeperChannel> {
-    if (this.keeper !== undefined) return this.keeper;
-    const keeper = await KeeperChannel.open(this.options.agent, keeperSocket(this.folders.runDir));
-    this.watch(keeper);
-    return keeper;
+  /** Once for all that ask at the same time: a second connection would take the place of the first. */
+  private openKeeper(): Promise<KeeperChannel> {
+    if (this.keeper !== undefined) return Promise.resolve(this.keeper);
+    this.opening ??= KeeperChannel.open(this.options.agent, keeperSocket(this.folders.runDir))
+      .then((keeper) => {
+        this.watch(keeper);
+        return keeper;
+      })
+      .finally(() => {
+        this.opening = undefined;
+      });
+    return this.opening;
   }
 
   private watch(keeper: KeeperChannel): void {
@@ -140,13 +177,17 @@ export class SandboxNode {
     });
   }
 
+  private createMapped(options: CreateOptions): Promise<ResidentSandbox> {
+    return withOrWithoutIds(this.folders, options.userns, (userns) => this.createNew({ ...options, userns }));
+  }
+
   private async createNew(options: CreateOptions): Promise<ResidentSandbox> {
     const name = options.name === undefined ? randomSandboxName() : checkSandboxName(options.name);
     const { folders } = this;
     const places = sandboxFolders(folders, name);
     const keeper = await this.openKeeper();
     makeLockFolder(places);
-    const record = residentRecord(name, options);
+    let record = residentRecord(name, options, folders.stateDir);
     if (this.running.has(name)) throw fail('RUNTIME_SANDBOX_EXISTS', { name });
     const keptId = await keeper.hold(record.id, places.lock);
     if (keptId === undefined) throw fail('RUNTIME_SANDBOX_RUNNING', { name, remedy: 'choose another --name' });
@@ -155,13 +196,20 @@ export class SandboxNode {
     try {
       if (readRecord(places.record) !== undefined) throw fail('RUNTIME_SANDBOX_EXISTS', { name });
       began = true;
+      record = { ...record, idBase: await takeIds(name, folders, options.userns, modeOf(options)) };
+      if (options.network?.mode === 'policy') {
+        const network = await this.network.begin(record.id, name, options.network.policy ?? DENY_ALL);
+        record = { ...record, network };
+      }
       mkdirSync(places.folder, { recursive: true, mode: 0o700 });
-      writeRecord(places.record, record, true);
+      writeRecord(places.record, record, false);
       failPoint('create-recorded');
-      const noted = await launchResident(record, keeper, keptId, options, places, folders);
+      const noted = await launchResident(record, keeper, keptId, options, places, folders, this.options.agent.path);
       failPoint('create-launched');
       sandbox = this.adopt(noted, keeper, keptId);
       await sandbox.ready;
+      // Whoever wants to keep it has it on disk soon; nobody has to wait for that.
+      settleRecord(places.record);
       return sandbox;
     } catch (error) {
       if (sandbox !== undefined) await sandbox.ended;
@@ -179,8 +227,13 @@ export class SandboxNode {
       folders,
       keeper,
       keptId,
+      network: this.network,
       spoolLimits: this.options.spoolLimits,
-      onEnd: (ended) => this.running.delete(ended.name),
+      onEnd: (ended) => {
+        this.running.delete(ended.name);
+        if (ended.leftSomething) this.reclaimLater();
+      },
+      onNote: this.options.onNote,
     });
     this.running.set(record.name, sandbox);
     return sandbox;
@@ -192,12 +245,27 @@ export class SandboxNode {
     this.running.delete(record.name);
     try {
       keeper.cancel(keptId);
-      await dismantle(readRecord(places.record) ?? record, places, this.folders, openOwnBackend(undefined));
+      await this.network.release(record.id);
+      const backend = backendNamed(record.backend, this.folders.runDir);
+      await dismantle(readRecord(places.record) ?? record, places, this.folders, backend);
       await removeFolder(places);
+      // While the keeper holds it: a lock on a nameless file would keep nobody out.
+      rmSync(places.lock, { force: true });
     } catch {
-      // The record tells the next command of it.
+      // The record tells of it.
+      this.reclaimLater();
     }
     keeper.forget(keptId);
+  }
+
+  /** What could not be undone, once more; again and again while it cannot. */
+  private reclaimLater(afterMs = 1_000): void {
+    this.reclaiming ??= setTimeout(async () => {
+      this.reclaiming = undefined;
+      if (this.closing) return;
+      const { problems } = await reclaimSandboxes(this.folders).catch((error) => ({ problems: [messageOf(error)] }));
+      if (problems.length > 0) this.reclaimLater(Math.min(afterMs * 2, 60_000));
+    }, afterMs).unref();
   }
 
   private async takeOver(keeper: KeeperChannel): Promise<void> {
@@ -208,7 +276,7 @@ export class SandboxNode {
 
   private async takeOne(
     keeper: KeeperChannel,
-    { id, state, status }: Kept,
+    { id, state, pid, status }: Kept,
     record: SandboxRecord | undefined,
   ): Promise<void> {
     if (state === 'held' || state === 'begun' || state === 'failed' || record?.resident === undefined) {
@@ -218,10 +286,14 @@ export class SandboxNode {
     }
     const sandbox = this.adopt(record, keeper, id);
     if (state === 'running') {
-      await sandbox.resume().catch(() => {});
+      await sandbox.takeUp(pid).catch(() => {});
       return;
     }
     sandbox.noteEnded(status);
     await sandbox.ended;
   }
+}
+
+function modeOf({ network }: CreateOptions): 'none' | 'host' {
+  return network?.mode === 'host' ? 'host' : 'none';
 }

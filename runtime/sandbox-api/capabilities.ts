@@ -13,8 +13,25 @@ export const CAPABILITIES = [
   /** Shell sessions. */
   'sessions',
   'files',
+  /** Connections to ports inside. */
+  'ports',
+  /** Commands that stand still, and give their memory back. */
+  'pause',
+  /** An image of its changes while it runs, and sandboxes that go on from there. */
+  'fork',
+  /** Best effort beside latency-sensitive. */
+  'classes',
+  'cpu-limit',
   'memory-limit',
   'pids-limit',
+  'io-limit',
+  'disk-limit',
+  /** Limits that are changed while it runs. */
+  'update',
+  /** What it uses. */
+  'usage',
+  /** A network with rules on what it may reach. */
+  'network-policy',
 ] as const;
 
 export type Capability = (typeof CAPABILITIES)[number];

@@ -18,8 +18,10 @@ export interface ExecSpec {
   /** False: it finds its input at its end. */
   readonly stdin?: boolean;
   readonly terminal?: { readonly rows: number; readonly columns: number };
-  /** Then it is ended with all that it has started. */
+  /** Then it is ended with all that it has started. What the sandbox is paused meanwhile does not count. */
   readonly timeoutMs?: number;
+  /** A sandbox whose only running commands are of these is idle. */
+  readonly background?: boolean;
   /** Asking again with the same one gives the same command. */
   readonly requestId?: string;
 }

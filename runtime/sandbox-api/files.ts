@@ -33,15 +33,43 @@ export interface WriteOptions {
   readonly gid?: number;
 }
 
+/** A file that is to be at `path`, whole and as its digest says, however often the transfer breaks. */
+export interface UploadSpec extends WriteOptions {
+  readonly path: SandboxPath;
+  readonly size: number;
+  /** Of all of it, in hexadecimal digits. */
+  readonly sha256: string;
+  readonly modifiedMs?: number;
+}
+
+export interface UploadState {
+  /** So much has come: go on there. */
+  readonly offset: number;
+  /** It is at its path. */
+  readonly complete: boolean;
+}
+
 export interface SandboxFiles {
   stat(path: SandboxPath, options?: { readonly follow?: boolean }): Promise<FileStatus>;
   list(path: SandboxPath): Promise<FileEntry[]>;
   /** The whole of it. @throws RUNTIME_FILE beyond `limitBytes` (64 MiB), and when it is replaced meanwhile */
   read(path: SandboxPath, limitBytes?: number): Promise<Buffer>;
   /** Pieces of data with their offsets, holes left out; the last has the size. */
-  pieces(path: SandboxPath): AsyncIterable<{ readonly offset: number; readonly bytes: Buffer; readonly size: number }>;
-  /** In place of what is there. */
+  pieces(
+    path: SandboxPath,
+    from?: number,
+  ): AsyncIterable<{ readonly offset: number; readonly bytes: Buffer; readonly size: number }>;
+  /** In place of what is there: all of it, or nothing when `content` fails. */
   write(path: SandboxPath, content: Buffer | AsyncIterable<Buffer>, options?: WriteOptions): Promise<FileStatus>;
+  /** How far an upload of just this has come. */
+  uploadState(spec: UploadSpec): Promise<UploadState>;
+  /**
+   * Goes on with it at `offset`; what has come stays when `content` fails. When all is there it is verified, and only then at its path.
+   * @throws RUNTIME_UPLOAD_OFFSET when it does not continue there, RUNTIME_UPLOAD_DIGEST when it is something else: it begins anew then
+   */
+  uploadPart(spec: UploadSpec, offset: number, content: AsyncIterable<Buffer>): Promise<UploadState>;
+  /** sha256 of a file. */
+  digest(path: SandboxPath): Promise<string>;
   mkdir(path: SandboxPath, options?: { readonly mode?: number; readonly parents?: boolean }): Promise<void>;
   /** A folder only with `recursive`. */
   remove(path: SandboxPath, options?: { readonly recursive?: boolean }): Promise<void>;

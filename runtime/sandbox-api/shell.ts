@@ -42,7 +42,7 @@ export interface ShellSession {
   interrupt(): void;
   resize(rows: number, columns: number): void;
   output(from?: OutputFrom): AsyncIterable<OutputPart>;
-  /** Resolves with all output since `from` when `pattern` is in it. @throws RUNTIME_SHELL_EXPECT after `timeoutMs` */
+  /** Resolves with the output since `from`, at least the last 128 KiB of it, when `pattern` is in that. @throws RUNTIME_SHELL_EXPECT after `timeoutMs` */
   expect(pattern: RegExp | string, options?: { readonly timeoutMs?: number; readonly from?: number }): Promise<Buffer>;
   /** Ends the shell with all that it started. */
   close(): Promise<void>;

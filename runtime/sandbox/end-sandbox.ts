@@ -2,20 +2,19 @@
  * The way back, the same for a run that ends, one that fails and one whose process was killed: the backend's things, the
  * mount, then the folder. Each step may find its work done already.
  */
-import { execFile } from 'node:child_process';
 import { renameSync, rmSync } from 'node:fs';
-import { rm } from 'node:fs/promises';
-import { promisify } from 'node:util';
+import { dirname } from 'node:path';
 import { failPoint, isDsecError } from '#base';
 import { unmount } from '#imagesvc';
-import { type FileLock, mountsAt } from '#linux';
+import { type FileLock, isMountPoint, syncFileSystem } from '#linux';
 import type { Backend } from '../backend/backend.ts';
+import { releaseRange } from '../backend/id-ranges.ts';
+import { detachDisk, forgetDisk } from '../disk/sandbox-disk.ts';
 import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
 import { removeMountPoints } from './mount-points.ts';
-import { type SandboxRecord, writeRecord } from './sandbox-record.ts';
+import { removeTree } from './remove-tree.ts';
+import { readRecord, type SandboxRecord, writeRecord } from './sandbox-record.ts';
 import type { RuntimeFolders, SandboxFolders } from './state-folders.ts';
-
-const execFileAsync = promisify(execFile);
 
 /** Ends what runs and takes the mount away. The upper stays. */
 export async function dismantle(
@@ -25,8 +24,10 @@ export async function dismantle(
   backend: Backend,
 ): Promise<void> {
   await backend.remove(record.id);
-  if (mountsAt(places.root).length > 0) removeMountPoints(places.root, record.mountPoints);
+  if (isMountPoint(places.root)) removeMountPoints(places.root, record.mountPoints);
   await unmountRoot(places.root, folders);
+  await detachDisk(record.disk, places);
+  if (record.idBase !== undefined) releaseRange(folders.stateDir, record.name, record.idBase);
 }
 
 async function unmountRoot(root: string, folders: RuntimeFolders): Promise<void> {
@@ -46,18 +47,56 @@ export function markKept(
   places: SandboxFolders,
   exitCode: number | undefined,
   end?: SandboxEnd,
+  durable = true,
 ): SandboxRecord {
-  const kept: SandboxRecord = { ...record, state: 'kept', exitCode, end };
+  const kept: SandboxRecord = { ...record, state: 'kept', idBase: undefined, exitCode, end };
   // First, because on a full disk this may make the room that the record needs.
   for (const path of [places.bundle, places.root]) rmSync(path, { recursive: true, force: true });
-  writeRecord(places.record, kept, true);
+  writeRecord(places.record, kept, durable);
   return kept;
+}
+
+/**
+ * As `markKept`, for one whose changes were not written out when its mount went (`volatile`): they are on disk, with the record, some time
+ * after this returned. Nobody waits for it: what is written out is all of a file system, others' changes too.
+ * @throws RUNTIME_RECORD_WRITE
+ */
+export function keepEnded(record: SandboxRecord, places: SandboxFolders, end: SandboxEnd): SandboxRecord {
+  const kept = markKept(record, places, undefined, end, false);
+  writeOut(dirname(places.folder));
+  return kept;
+}
+
+/** Folders whose file systems are to be written out; the first of them is, now. */
+const waiting: string[] = [];
+
+function writeOut(folder: string): void {
+  // Of the one under way nobody knows how far it is.
+  if (waiting.indexOf(folder, 1) > 0 || waiting.push(folder) > 1) return;
+  const next = async (): Promise<void> => {
+    for (; waiting[0] !== undefined; waiting.shift()) await syncFileSystem(waiting[0]).catch(() => {});
+  };
+  next();
+}
+
+/** Nothing is deleted through a mount: that would delete in what is mounted. */
+async function makeRemovable(places: SandboxFolders): Promise<void> {
+  if (isMountPoint(places.root)) throw new Error(`${places.root} is still mounted`);
+  await forgetDisk(diskOf(places), places);
+}
+
+function diskOf(places: SandboxFolders): SandboxRecord['disk'] {
+  try {
+    return readRecord(places.record)?.disk;
+  } catch {
+    // A damaged one: what it had goes with its folder.
+    return undefined;
+  }
 }
 
 /** The record goes last: until then the next command finds it and tries again. */
 export async function removeFolder(places: SandboxFolders): Promise<void> {
-  // Never through a mount: that would delete in what is mounted.
-  if (mountsAt(places.root).length > 0) throw new Error(`${places.root} is still mounted`);
+  await makeRemovable(places);
   for (const path of [places.upper, places.work, places.root, places.bundle, places.commands]) await removeTree(path);
   await removeTree(places.folder);
 }
@@ -67,19 +106,10 @@ export async function removeFolder(places: SandboxFolders): Promise<void> {
  * next command goes on with what lies at `aside`.
  */
 export async function removeAside(places: SandboxFolders, aside: string): Promise<void> {
-  if (mountsAt(places.root).length > 0) throw new Error(`${places.root} is still mounted`);
+  await makeRemovable(places);
   renameSync(places.folder, aside);
   failPoint('sandbox-aside');
   await removeTree(aside);
-}
-
-export async function removeTree(path: string): Promise<void> {
-  try {
-    await rm(path, { recursive: true, force: true });
-  } catch {
-    // A sandbox can make paths that are too long to name; rm(1) goes through them step by step.
-    await execFileAsync('rm', ['-rf', '--one-file-system', '--', path]);
-  }
 }
 
 /** Lock files are gone with their sandboxes: the lock is on the name as long as it is held. */

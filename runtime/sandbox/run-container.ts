@@ -19,16 +19,21 @@ import {
   readConfig,
 } from '#imagesvc';
 import { type FileLock, processIdentity } from '#linux';
-import type { Backend, Exit, RunningSandbox } from '../backend/backend.ts';
+import type { Backend, Exit, PreparationSpec, RunningSandbox } from '../backend/backend.ts';
 import { chooseBackend } from '../backend/choose-backend.ts';
 import { MOUNT_POINTS } from '../backend/oci-spec.ts';
+import type { UsernsMode } from '../backend/user-namespace.ts';
 import { composeLayers } from '../compose/compose-layers.ts';
+import { sandboxDevice } from '../disk/block-device.ts';
+import { makeDisk, planDisk } from '../disk/sandbox-disk.ts';
 import { fail } from '../errors.ts';
+import { type AllLimits, checkedLimits } from '../sandbox-api/limits.ts';
 import { checkCommand, commandOf } from './command-lookup.ts';
 import { dismantle, markKept, releaseAndForget, removeFolder } from './end-sandbox.ts';
 import { environmentOf } from './environment.ts';
 import { type MountPoint, makeMountPoints, missingMountPoints } from './mount-points.ts';
 import { makeDirectoryInRoot, resolveInRoot } from './root-path.ts';
+import { asItsRoot, mappingOf, takeIds, withOrWithoutIds } from './sandbox-ids.ts';
 import {
   checkSandboxName,
   imageReference,
@@ -56,7 +61,7 @@ export interface Caller {
   readonly terminalSize?: { readonly rows: number; readonly columns: number };
 }
 
-export interface RunOptions {
+export interface RunOptions extends AllLimits {
   readonly store: BlobStore;
   readonly base: Image;
   readonly workspace?: Image;
@@ -88,6 +93,8 @@ export interface RunOptions {
   readonly terminal?: boolean;
   /** `none`, the default: a network of its own, with loopback alone. `host`: this machine's. */
   readonly network?: 'none' | 'host';
+  /** `private` where that can be, by default; `host` with this machine's network. */
+  readonly userns?: UsernsMode;
   /** `inherit`, the default: those of this process. */
   readonly stdio?: 'inherit' | PipedStdio;
   /** Aborting ends the sandbox with SIGKILL. */
@@ -108,6 +115,8 @@ export interface RunResult {
   readonly exitCode: number;
   /** What ended it, where it was a signal sent to the sandbox: by us, or by `dsec sandbox stop`. */
   readonly signal?: NodeJS.Signals;
+  /** Its limit on memory was reached, and the kernel ended a process of it. */
+  readonly outOfMemory: boolean;
   readonly name: string;
   /** Of a kept sandbox. */
   readonly upper?: string;
@@ -133,10 +142,16 @@ export async function runContainer(options: RunOptions): Promise<RunResult> {
   ) {
     throw fail('RUNTIME_NO_TERMINAL');
   }
-  const calledAt = performance.now();
   const folders = runtimeFolders(options.folders);
+  return withOrWithoutIds(folders, options.userns, (userns) => runOnce({ ...options, userns }, folders));
+}
+
+async function runOnce(options: RunOptions, folders: RuntimeFolders): Promise<RunResult> {
+  const calledAt = performance.now();
   const name = options.name === undefined ? randomSandboxName() : checkSandboxName(options.name);
   const backend = options.backend ?? chooseBackend(folders.runDir, options.runtime);
+  const limits = checkedLimits(options);
+  const disk = planDisk(limits, folders.stateDir);
   const layers = composeLayers(options);
   const config = await readConfig(options.store, options.base);
   const args = commandOf(options.base.name, config, options.command, options.entrypoint);
@@ -148,7 +163,8 @@ export async function runContainer(options: RunOptions): Promise<RunResult> {
   let kept = false;
   let record: SandboxRecord | undefined;
   try {
-    record = begin(name, places, options, backend);
+    const idBase = await takeIds(name, folders, options.userns, options.network ?? 'none');
+    record = begin(name, places, options, backend, { idBase, limits, disk });
     const run = new Run(options, places, folders, backend, calledAt);
     const { result, finished } = await run.through(record, layers, config, args, signals.to);
     record = finished;
@@ -212,7 +228,13 @@ async function takeName(
 }
 
 /** The record, then the folders. */
-function begin(name: string, places: SandboxFolders, options: RunOptions, backend: Backend): SandboxRecord {
+function begin(
+  name: string,
+  places: SandboxFolders,
+  options: RunOptions,
+  backend: Backend,
+  held: Pick<SandboxRecord, 'idBase' | 'limits' | 'disk'>,
+): SandboxRecord {
   mkdirSync(places.folder, { recursive: true, mode: 0o700 });
   const record: SandboxRecord = {
     version: 1,
@@ -227,6 +249,7 @@ function begin(name: string, places: SandboxFolders, options: RunOptions, backen
     workspace: options.workspace && imageReference(options.workspace),
     toolkits: (options.toolkits ?? []).map(imageReference),
     owner: processIdentity()!,
+    ...held,
     mountPoints: [],
   };
   writeRecord(places.record, record, record.keep);
@@ -278,20 +301,28 @@ class Run {
     const { runDir, cacheDir } = this.folders;
     const { upper, work, root: target } = places;
     // What can be made without a root is made while that is mounted.
-    this.backend.prepare?.({
+    const { idBase, limits = {} } = record;
+    await makeDisk(record.disk, places, limits);
+    const device = sandboxDevice(limits, places);
+    const toPrepare: PreparationSpec = {
       id: record.id,
+      limits,
+      device,
       network: options.network ?? 'none',
+      idBase,
       stdio: typeof options.stdio === 'object' ? 'pipe' : 'inherit',
       terminal: options.terminal === true,
-    });
+    };
+    this.backend.prepare?.(toPrepare);
+    const mapping = mappingOf(idBase, (base) => this.backend.userNamespace({ ...toPrepare, idBase: base }));
     const prefetch = options.prefetch === false ? [] : imagesOf(options);
     const files = blobFilesFor({ store, lazy, runDir, cacheDir, prefetch, onTraceProblem: options.onTraceProblem });
-    await mountImage({ runDir, cacheDir, files, image, layers, target, upper, work });
+    await mountImage({ runDir, cacheDir, files, image, layers, target, upper, work, mapping });
     const mountedAt = performance.now();
     failPoint('run-mounted');
 
     const finished = this.mountPoints(record);
-    const process = await this.process(record.name, config, args);
+    const process = await this.process(record, config, args);
     const sandbox = await this.launch(finished, process);
     const startedAt = performance.now();
     failPoint('run-launched');
@@ -302,6 +333,7 @@ class Run {
     const result = {
       exitCode: exit.code,
       signal: exit.signal,
+      outOfMemory: exit.outOfMemory ?? false,
       timings: {
         mountMs: mountedAt - mountFrom,
         startMs: startedAt - mountedAt,
@@ -312,14 +344,14 @@ class Run {
   }
 
   /** Who, where and with what environment; everything that the mounted root has to answer. */
-  private async process(name: string, config: OciConfig, args: readonly string[]) {
+  private async process({ name, idBase }: SandboxRecord, config: OciConfig, args: readonly string[]) {
     const { options } = this;
     const { root } = this.places;
     const own = config.config ?? {};
     const user = lookUpUser(root, options.user ?? own.User ?? '');
     const wanted = options.workdir ?? own.WorkingDir ?? '';
     const cwd = wanted.startsWith('/') ? wanted : `/${wanted}`;
-    makeDirectoryInRoot(root, cwd);
+    asItsRoot(idBase, () => makeDirectoryInRoot(root, cwd));
     const terminal = options.terminal === true;
     const env = environmentOf({
       image: own.Env ?? [],
@@ -350,7 +382,7 @@ class Run {
     if (missing.length === 0) return record;
     const noted = { ...record, mountPoints: missing.map(({ path }) => path) };
     writeRecord(this.places.record, noted, false);
-    makeMountPoints(root, missing);
+    asItsRoot(record.idBase, () => makeMountPoints(root, missing));
     failPoint('run-mount-points');
     return noted;
   }
@@ -359,12 +391,16 @@ class Run {
     const { root, bundle } = this.places;
     const network = this.options.network ?? 'none';
     const shown = network === 'host' ? HOST_NETWORK_FILES : [];
+    const { limits = {} } = record;
     return this.backend.launch({
       id: record.id,
+      limits,
+      device: sandboxDevice(limits, this.places),
       folder: bundle,
       root,
       hostname: record.name,
       network,
+      idBase: record.idBase,
       binds: shown
         .filter((path) => resolveInRoot(root, path)?.stat?.isFile() === true)
         .map((path) => ({ source: path, target: path })),

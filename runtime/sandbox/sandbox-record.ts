@@ -1,12 +1,17 @@
 /** What a sandbox is, as its record on disk tells: enough to end it after a crash, and to pack it later. */
 import { randomBytes } from 'node:crypto';
 import { closeSync, fsyncSync, openSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { open } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { type Digest, isDigest, messageOf, systemCode } from '#base';
 import type { Image } from '#imagesvc';
 import type { ProcessIdentity } from '#linux';
+import type { UsernsMode } from '../backend/user-namespace.ts';
+import type { DiskFacts } from '../disk/sandbox-disk.ts';
 import { fail } from '../errors.ts';
-import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
+import type { NetworkFacts } from '../network/network-facts.ts';
+import type { AllLimits } from '../sandbox-api/limits.ts';
+import type { IdleAction, SandboxEnd, ServiceClass } from '../sandbox-api/sandbox.ts';
 
 export interface ImageReference {
   readonly name: string;
@@ -30,6 +35,15 @@ export interface SandboxRecord {
   readonly workspace?: ImageReference;
   readonly toolkits: readonly ImageReference[];
   readonly owner: ProcessIdentity;
+  readonly limits?: AllLimits;
+  /** What holds the limit on its disk. */
+  readonly disk?: DiskFacts;
+  /** As it was asked for. */
+  readonly userns?: UsernsMode;
+  /** Nothing: loopback alone. */
+  readonly network?: NetworkFacts;
+  /** What its root is outside, while it has a user namespace: its range of ids (backend/id-ranges.ts). */
+  readonly idBase?: number;
   /** Paths in the root that only mounts needed: taken out again if they are still empty. */
   readonly mountPoints: readonly string[];
   /** Of a kept one, where it is known. */
@@ -46,10 +60,18 @@ export interface ResidentFacts {
   readonly defaults: { readonly env: readonly string[]; readonly user: string; readonly cwd: string };
   /** ISO 8601. */
   readonly expiresAt?: string;
-  readonly memoryBytes?: number;
-  readonly pids?: number;
   /** It was asked to end. */
   readonly stopAsked?: boolean;
+  /** By nobody's wish: it was idle for `idleMs`. */
+  readonly idledOut?: boolean;
+  /** What becomes of it when nobody has used it for so long. */
+  readonly idleMs?: number;
+  readonly idleAction?: IdleAction;
+  readonly class?: ServiceClass;
+  /** ISO 8601: it is paused, or is to be. */
+  readonly pausedAt?: string;
+  /** How long it has stood still in its life, up to the last time that it was resumed. */
+  readonly stoodMs?: number;
 }
 
 export function imageReference(image: Image): ImageReference {
@@ -91,6 +113,13 @@ export function writeRecord(path: string, record: SandboxRecord, durable: boolea
   }
 }
 
+/** Waits outside this thread until what `writeRecord` wrote is on disk. Without the disk's help it is as it was written. */
+export async function settleRecord(path: string): Promise<void> {
+  const file = await open(path, 'r').catch(() => undefined);
+  await file?.datasync().catch(() => {});
+  await file?.close();
+}
+
 /** Undefined when there is none. @throws RUNTIME_SANDBOX_RECORD */
 export function readRecord(path: string): SandboxRecord | undefined {
   let text: string;
@@ -100,6 +129,8 @@ export function readRecord(path: string): SandboxRecord | undefined {
     if (systemCode(error) === 'ENOENT') return undefined;
     throw error;
   }
+  // The machine went down before it was on disk, and took with it all that it told of.
+  if (/^[\0\s]*$/.test(text)) return undefined;
   let value: Partial<SandboxRecord> | null;
   try {
     value = JSON.parse(text) as Partial<SandboxRecord> | null;

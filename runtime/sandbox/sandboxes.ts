@@ -11,9 +11,12 @@ import { isDsecError, messageOf } from '#base';
 import { type FileLock, lock, tryLock } from '#linux';
 import type { Backend } from '../backend/backend.ts';
 import { backendNamed } from '../backend/choose-backend.ts';
+import { attachDisk, detachDisk, isAttached } from '../disk/sandbox-disk.ts';
 import { fail } from '../errors.ts';
 import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
-import { dismantle, markKept, releaseAndForget, removeAside, removeFolder, removeTree } from './end-sandbox.ts';
+import { dismantle, keepEnded, markKept, releaseAndForget, removeAside, removeFolder } from './end-sandbox.ts';
+import { removeTree } from './remove-tree.ts';
+import { reclaimIds } from './sandbox-ids.ts';
 import { checkSandboxName, readRecord, type SandboxRecord } from './sandbox-record.ts';
 import {
   type RuntimeFolders,
@@ -51,16 +54,23 @@ export async function reclaimSandboxes(given: Partial<RuntimeFolders> = {}): Pro
   const kept: string[] = [];
   const problems: string[] = [];
   await removeLeft(folders).catch((error) => problems.push(messageOf(error)));
-  for (const name of namesIn(folders)) {
+  const names = namesIn(folders);
+  reclaimIds(folders, names);
+  const reclaim = async (name: string): Promise<void> => {
     const places = sandboxFolders(folders, name);
     // Without the lock first: it is not taken, not even for a moment, from whoever wants to work with a kept one.
-    if (stateOf(places) === 'kept') continue;
+    const before = recordOf(places);
+    if (before?.state === 'kept' && !isAttached(before.disk, places)) return;
     const held = tryLock(places.lock);
-    if (held === undefined) continue;
+    if (held === undefined) return;
     let gone = false;
     try {
       const record = readRecord(places.record);
-      if (record?.state === 'kept') continue;
+      if (record?.state === 'kept') {
+        // Whoever packed it was killed at it.
+        await detachDisk(record.disk, places);
+        return;
+      }
       gone = (await putRight(record, places, folders)) === undefined;
       if (record !== undefined) (gone ? removed : kept).push(name);
     } catch (error) {
@@ -69,13 +79,20 @@ export async function reclaimSandboxes(given: Partial<RuntimeFolders> = {}): Pro
       if (gone) releaseAndForget(held);
       else held.release();
     }
-  }
+  };
+  // Much of it waits for the kernel. Those that were killed together are reclaimed together.
+  const work = async () => {
+    for (let name = names.shift(); name !== undefined; name = names.shift()) await reclaim(name);
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, work));
   return { removed, kept, problems };
 }
 
-function stateOf(places: SandboxFolders): SandboxRecord['state'] | undefined {
+const AT_ONCE = 8;
+
+function recordOf(places: SandboxFolders): SandboxRecord | undefined {
   try {
-    return readRecord(places.record)?.state;
+    return readRecord(places.record);
   } catch {
     return undefined;
   }
@@ -94,7 +111,9 @@ async function putRight(
   if (record !== undefined) {
     await dismantle(record, places, folders, backendFor(folders)(record.backend));
     try {
-      if (record.keep) return markKept(record, places, undefined, lostEnd(record));
+      const end = lostEnd(record);
+      if (end !== undefined) return keepEnded(record, places, end);
+      if (record.keep) return markKept(record, places, undefined);
     } catch (error) {
       // A full disk keeps nobody from packing or removing it: the lock says that it is not running.
       if (!unrecorded || !isDsecError(error, 'RUNTIME_RECORD_WRITE')) throw error;
@@ -142,19 +161,30 @@ export async function withKeptSandbox<T>(
   given: Partial<RuntimeFolders> = {},
 ): Promise<T> {
   const folders = runtimeFolders(given);
-  return locked(name, folders, 'pack', async (record, places) => work({ ...record, upper: places.upper }));
+  return locked(name, folders, 'pack', async (record, places) => {
+    attachDisk(record.disk, places);
+    try {
+      return await work({ ...record, upper: places.upper });
+    } finally {
+      await detachDisk(record.disk, places);
+    }
+  });
 }
 
 /** Removes a kept sandbox with all that it changed. @throws as `withKeptSandbox` */
 export async function removeSandbox(name: string, given: Partial<RuntimeFolders> = {}): Promise<void> {
   const folders = runtimeFolders(given);
-  const aside = join(sandboxesFolder(folders), `${ASIDE}${name}-${randomBytes(4).toString('hex')}`);
-  const work = (_record: SandboxRecord, places: SandboxFolders) => removeAside(places, aside);
+  const work = (_record: SandboxRecord, places: SandboxFolders) => removeAside(places, asideOf(name, folders));
   await locked(name, folders, 'remove', work, true);
 }
 
 /** Begins the names of folders that are being removed; the sandbox's name and eight digits follow. */
 const ASIDE = '.removing-';
+
+/** For `removeAside`, under the lock on the name: what is left there in a crash is removed by the next command. */
+export function asideOf(name: string, folders: RuntimeFolders): string {
+  return join(sandboxesFolder(folders), `${ASIDE}${name}-${randomBytes(4).toString('hex')}`);
+}
 
 /** Finishes removals that were killed half way. */
 async function removeLeft(folders: RuntimeFolders): Promise<void> {

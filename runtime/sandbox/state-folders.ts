@@ -3,6 +3,7 @@
  *
  *     <state>/sandboxes/<name>/record.json   what it is; written before anything else is there
  *                              upper, work   OverlayFS's; `upper` is all that the sandbox changed
+ *                              disk.img, disk   instead of them, where the disk is limited by an image: disk/disk-image.ts
  *                              root          mount point
  *                              bundle/       the backend's files
  *                              commands/     of one that stays: what ran in it, and its output
@@ -31,6 +32,9 @@ export interface SandboxFolders {
   readonly record: string;
   readonly upper: string;
   readonly work: string;
+  /** Of one whose disk is limited by an image. */
+  readonly diskImage: string;
+  readonly disk: string;
   readonly root: string;
   readonly bundle: string;
   readonly commands: string;
@@ -48,6 +52,8 @@ export function sandboxFolders(folders: RuntimeFolders, name: string): SandboxFo
     record: join(folder, 'record.json'),
     upper: join(folder, 'upper'),
     work: join(folder, 'work'),
+    diskImage: join(folder, 'disk.img'),
+    disk: join(folder, 'disk'),
     root: join(folder, 'root'),
     bundle: join(folder, 'bundle'),
     commands: join(folder, 'commands'),

@@ -6,7 +6,7 @@
  */
 import { spawn } from 'node:child_process';
 import { constants } from 'node:os';
-import type { Duplex } from 'node:stream';
+import { type Duplex, Readable } from 'node:stream';
 import { messageOf } from '#base';
 import type { AgentBinary } from '../backend/agent-binary.ts';
 import { FRAME } from '../backend/agent-wire.ts';
@@ -31,6 +31,10 @@ export interface ServiceClient {
   /** It is done here; from now on the client passes its signals on. Safe to call twice. */
   accept(): void;
   output(stream: 'stdout' | 'stderr', bytes: Buffer): void;
+  /** Resolves when it has not too much output before it, or is gone. */
+  drained(): Promise<void>;
+  /** Its standard input, read from now on as fast as this is. */
+  readonly input: Readable;
   exit(status: number): void;
 }
 
@@ -77,6 +81,7 @@ export async function startResidentLauncher(
     },
     signalled: (id, number) => clients.get(id)?.signalled(number),
     gone: (id) => clients.get(id)?.leave(),
+    stream: (id, kind, payload) => clients.get(id)?.streamed(kind, payload),
   });
   const closed = (async () => {
     await Promise.all([channel.closed, exited]);
@@ -105,6 +110,10 @@ class Client implements ServiceClient {
   private ended = false;
   private handler: ((signal: NodeJS.Signals) => void) | undefined;
   private readonly early: NodeJS.Signals[] = [];
+  /** Of its output, what it has not said that it took. */
+  private aheadBytes = 0;
+  private readonly draining: (() => void)[] = [];
+  private stdin: Readable | undefined;
 
   constructor(channel: LauncherChannel, id: number, pid: number, greeting: Greeting, forget: () => void) {
     this.channel = channel;
@@ -138,7 +147,39 @@ class Client implements ServiceClient {
   output(stream: 'stdout' | 'stderr', bytes: Buffer): void {
     if (this.ended) return;
     this.accept();
+    this.aheadBytes += bytes.length;
     this.channel.toClient(this.id, FRAME.output, Buffer.concat([Buffer.from([stream === 'stdout' ? 1 : 2]), bytes]));
+  }
+
+  drained(): Promise<void> {
+    if (this.ended || this.aheadBytes <= AHEAD_BYTES) return Promise.resolve();
+    return new Promise((resolve) => this.draining.push(resolve));
+  }
+
+  get input(): Readable {
+    // What it may send is asked for when the last of it is wanted: one window is on its way at most.
+    this.stdin ??= new Readable({ highWaterMark: INPUT_BYTES, read: () => this.wantInput() });
+    return this.stdin;
+  }
+
+  streamed(kind: number, payload: Buffer): void {
+    if (kind === FRAME.outputTaken) {
+      this.aheadBytes -= payload.readUInt32LE(0);
+      if (this.aheadBytes <= AHEAD_BYTES) for (const resolve of this.draining.splice(0)) resolve();
+    } else if (kind === FRAME.input) {
+      this.inputAhead -= payload.length;
+      this.stdin?.push(payload);
+    } else if (kind === FRAME.inputEnd) this.stdin?.push(null);
+  }
+
+  private inputAhead = 0;
+  private wantInput(): void {
+    if (this.ended || this.inputAhead > 0) return;
+    this.inputAhead = INPUT_BYTES;
+    const payload = Buffer.alloc(4);
+    payload.writeUInt32LE(INPUT_BYTES, 0);
+    this.accept();
+    this.channel.toClient(this.id, FRAME.inputWanted, payload);
   }
 
   exit(status: number): void {
@@ -157,18 +198,26 @@ class Client implements ServiceClient {
   }
 
   leave(): void {
+    this.over();
+    this.leaving.abort();
+  }
+
+  private over(): void {
     this.ended = true;
     this.forget();
-    this.leaving.abort();
+    for (const resolve of this.draining.splice(0)) resolve();
+    this.stdin?.destroy();
   }
 
   private end(kind: number, payload?: Buffer): void {
     if (this.ended) return;
-    this.ended = true;
     this.channel.toClient(this.id, kind, payload);
-    this.forget();
+    this.over();
   }
 }
+
+const AHEAD_BYTES = 1 << 20;
+const INPUT_BYTES = 128 << 10;
 
 const SIGNALS: ReadonlyMap<number, NodeJS.Signals> = new Map(
   Object.entries(constants.signals).map(([name, number]) => [number, name as NodeJS.Signals]),

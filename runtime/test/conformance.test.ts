@@ -18,7 +18,9 @@ interface Outcome {
 
 const agent = findAgent();
 if (agent === undefined) console.log('skipped: dsec-agent is not built');
-const WAYS = ['dsec, sandbox that stays', 'dsec, run', 'crun, run'] as const;
+const WAYS = ['dsec, sandbox that stays', 'crun, sandbox that stays', 'dsec, run', 'crun, run'] as const;
+const stays = (way: string) => way.endsWith('that stays');
+const runtimeOf = (way: string) => way.split(',')[0]!;
 
 describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_000 }, () => {
   let site: Site;
@@ -31,7 +33,11 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
     for (const { name, fill } of TEST_IMAGES) {
       const image = await site.image(`${name}:1`, [fill]);
       images.set(name, image);
-      sandboxes.set(name, await node.create({ store: site.store, base: image, name }));
+      for (const runtime of ['dsec', 'crun'])
+        sandboxes.set(
+          `${runtime} ${name}`,
+          await node.create({ store: site.store, base: image, runtime, name: `${name}-${runtime}` }),
+        );
     }
   }, 120_000);
   afterAll(async () => {
@@ -40,10 +46,10 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
     await site.remove();
   }, 120_000);
 
-  async function stay(image: TestImage, spec: CommandCase): Promise<Outcome> {
+  async function stay(image: TestImage, spec: CommandCase, runtime: string): Promise<Outcome> {
     const { env, cwd, user, stdin } = spec;
     const command = await sandboxes
-      .get(image.name)!
+      .get(`${runtime} ${image.name}`)!
       .exec({ args: spec.args(image), env, cwd, user, stdin: stdin !== undefined });
     const written = stdin === undefined ? undefined : command.write(stdin).then(() => command.closeStdin());
     const streams: Record<'stdout' | 'stderr', Buffer[]> = { stdout: [], stderr: [] };
@@ -71,10 +77,10 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
     ),
   )
     // One image is enough for those that launch a sandbox for each: what differs is the launch.
-    .filter(({ way, image }) => way === WAYS[0] || image.name === 'busybox');
+    .filter(({ way, image }) => stays(way) || image.name === 'busybox');
 
   it.each(rows)('$way, $image.name: $title', async ({ way, image, spec }) => {
-    const outcome = way === WAYS[0] ? stay(image, spec) : once(image, spec, way === WAYS[1] ? 'dsec' : 'crun');
+    const outcome = (stays(way) ? stay : once)(image, spec, runtimeOf(way));
     if (spec.error !== undefined) {
       const error = await outcome.catch((thrown: unknown) => thrown);
       expect(isDsecError(error) && error.code).toBe(spec.error);
@@ -90,11 +96,34 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
     else if (spec.stdout !== undefined) expect(String(stdout)).toMatch(spec.stdout);
   });
 
+  const staying = ['dsec', 'crun'].flatMap((runtime) => TEST_IMAGES.map(({ name, tool }) => ({ runtime, name, tool })));
+  it.each(staying)(
+    '$runtime, $name: finds a paused sandbox as it was, and resumes it',
+    async ({ runtime, name, tool }) => {
+      const sandbox = sandboxes.get(`${runtime} ${name}`)!;
+      if (!sandbox.backend.features.has('pause')) {
+        expect(isUnsupported(await sandbox.pause().catch((thrown: unknown) => thrown))).toBe(true);
+        return;
+      }
+      const waiting = await sandbox.exec({ args: tool('cat'), stdin: true });
+      await sandbox.files.write('/tmp/before', Buffer.from('before'));
+      for (let i = 0; i < 2; i++) await sandbox.pause();
+      expect(sandbox.state).toBe('paused');
+      const found = await sandbox.exec({ args: tool('cat', '/tmp/before') });
+      expect(await found.wait()).toMatchObject({ exitCode: 0, stdoutBytes: 6 });
+      expect(sandbox.state).toBe('running');
+      await waiting.write(Buffer.from('input'));
+      await waiting.closeStdin();
+      expect(await waiting.wait()).toMatchObject({ exitCode: 0, stdoutBytes: 5 });
+      for (let i = 0; i < 2; i++) await sandbox.resume();
+    },
+  );
+
   it('is refused by name where a backend has no sandboxes that stay', async () => {
     const image = images.get('busybox')!;
     const error: unknown = await node
-      .create({ store: site.store, base: image, runtime: 'crun' })
+      .create({ store: site.store, base: image, runtime: 'microvm' })
       .catch((thrown: unknown) => thrown);
-    expect(isUnsupported(error) && error.params).toMatchObject({ backend: 'crun', capability: 'resident' });
+    expect(isUnsupported(error) && error.params).toMatchObject({ backend: 'microvm', capability: 'resident' });
   });
 });

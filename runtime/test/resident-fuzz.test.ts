@@ -5,7 +5,10 @@ import { connect } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { AgentLink } from '../aether/agent-link.ts';
+import { AgentStreams } from '../aether/agent-streams.ts';
+import { watchFiles } from '../aether/file-watch.ts';
 import { KeeperChannel } from '../aether/keeper-channel.ts';
+import { connectPort } from '../aether/port-connection.ts';
 import { findAgent } from '../backend/agent-binary.ts';
 import { AGENT_FRAME, FRAME, frameBytes, PayloadWriter } from '../backend/agent-wire.ts';
 import { keeperSocket } from '../node/sandbox-node.ts';
@@ -32,6 +35,37 @@ function random(seed: number) {
 }
 
 describe('the host', () => {
+  it('bears whatever is said of connections and watches', async () => {
+    const { below, bytes } = random(17);
+    const kinds = [162, 163, 164, 165, 166, 167, 168];
+    let refused = 0;
+    for (let round = 0; round < 100; round++) {
+      const sent: number[] = [];
+      const streams = new AgentStreams((_kind, id) => sent.push(id));
+      const connecting = connectPort(streams, { sandbox: 'fuzz', port: 80 }).then(
+        (connection) => void connection.resume().end('x'),
+        () => {},
+      );
+      const watching = watchFiles(streams, Buffer.from('/')).then(
+        async (watch) => {
+          for await (const event of watch) expect(event.path).toBeInstanceOf(Buffer);
+        },
+        () => {},
+      );
+      for (let n = 0; n < 60; n++) {
+        try {
+          streams.receive(kinds[below(kinds.length)]!, sent[below(2)]!, bytes(below(30)));
+        } catch (error) {
+          expect(error).toMatchObject({ code: 'RUNTIME_AGENT_PROTOCOL' });
+          refused++;
+        }
+      }
+      streams.lose(new Error('over'));
+      await Promise.all([connecting, watching.catch(() => {})]);
+    }
+    expect(refused).toBeGreaterThan(0);
+  });
+
   it('bears whatever an agent sends, and asks for its end', () => {
     const folder = fs.mkdtempSync('/tmp/dsec-fuzz-');
     try {
@@ -70,7 +104,7 @@ describe.skipIf(agent === undefined || !canRun())('the agent and the keeper', { 
   it('end one sandbox for what its agent does not understand, and no other', async () => {
     const bystander = await all.create();
     const { below, bytes, next } = random(11);
-    const kinds = [50, 51, 52, 53, 54, 55, 56, 57, 58, 60, 0, 99, 255];
+    const kinds = [50, 51, 52, 53, 54, 55, 56, 57, 58, 60, 61, 62, 63, 64, 65, 66, 0, 99, 255];
     const ends: string[] = [];
     for (let round = 0; round < 12; round++) {
       const victim = await all.create();

@@ -281,6 +281,21 @@ describe.skipIf(agent === undefined || !canRun())('a sandbox that fills the disk
     expect([full.state, other.state]).toEqual(['running', 'running']);
   });
 
+  it('can be resumed, and is not paused where that cannot be recorded', async () => {
+    const box = await all.create();
+    await box.exec({ args: ['sleep', '1000'] });
+    await box.pause();
+    fill();
+    await box.resume();
+    expect(box.state).toBe('running');
+    expect(await failure(box.pause())).toBe('RUNTIME_RECORD_WRITE');
+    expect(box.state).toBe('running');
+    fs.rmSync(filler());
+    expect(await say(box, 'echo on')).toBe('on\n');
+    expect((await box.pause()).pausedAt).toMatch(/^\d/);
+    await box.stop({ timeMs: 0 });
+  });
+
   it('and stays full ends commands that write, with the reason, and no sandbox', async () => {
     const [full, other] = [await all.create(), await all.create()];
     await full.exec({ args: ['sleep', '1000'] });

@@ -1,6 +1,7 @@
-/** Which control groups a sandbox gets: whatever is mounted, something must keep devices closed. */
+/** Which control groups a sandbox gets, and what is written to them: whatever is mounted, something must keep devices closed. */
 import { expect, it } from 'vitest';
 import { readMountInfo } from '#linux';
+import { CONTROLLERS, writesV1, writesV2 } from '../backend/limit-writes.ts';
 import { sandboxCgroups } from '../backend/sandbox-cgroups.ts';
 
 const [any] = readMountInfo();
@@ -38,4 +39,78 @@ it('takes the v2 tree alone, or beside a v1 hierarchy that cannot close devices'
 
 it.each([[[]], [[named]]])('runs nothing where devices would be open', (rows) => {
   expect(() => sandboxCgroups('id', rows)).toThrow('no control group can close devices');
+});
+
+const limits = { cpus: 1.5, memoryBytes: 100, pids: 7, ioReadBps: 5, ioWriteIops: 6 };
+
+it('writes limits as v1 and v2 have them', () => {
+  const options = { device: '8:0', swap: true };
+  expect(CONTROLLERS.flatMap((controller) => writesV1(controller, limits, options))).toEqual([
+    ['cpu.cfs_period_us', '100000'],
+    ['cpu.cfs_quota_us', '150000'],
+    ['memory.limit_in_bytes', '100'],
+    ['memory.memsw.limit_in_bytes', '200'],
+    ['pids.max', '7'],
+    ['blkio.throttle.read_bps_device', '8:0 5'],
+    ['blkio.throttle.write_iops_device', '8:0 6'],
+  ]);
+  expect(CONTROLLERS.flatMap((controller) => writesV2(controller, limits, options))).toEqual([
+    ['cpu.max', '150000 100000'],
+    ['memory.max', '100'],
+    ['memory.swap.max', '100'],
+    ['pids.max', '7'],
+    ['io.max', '8:0 rbps=5 wiops=6'],
+  ]);
+  const none = { device: '8:0', swap: false };
+  expect(CONTROLLERS.flatMap((controller) => writesV1(controller, {}, none))).toEqual([]);
+  expect(CONTROLLERS.flatMap((controller) => writesV2(controller, {}, none))).toEqual([]);
+});
+
+it('takes limits away, memory and swap in an order that the kernel takes', () => {
+  const options = { device: '8:0', swap: true, changing: true };
+  expect(writesV1('memory', { memoryBytes: 9, memorySwapBytes: 9 }, options)).toEqual([
+    ['memory.memsw.limit_in_bytes', '-1'],
+    ['memory.limit_in_bytes', '9'],
+    ['memory.memsw.limit_in_bytes', '9'],
+  ]);
+  expect(writesV1('memory', {}, options)).toEqual([
+    ['memory.memsw.limit_in_bytes', '-1'],
+    ['memory.limit_in_bytes', '-1'],
+  ]);
+  expect(writesV1('cpu', {}, options)).toEqual([['cpu.cfs_quota_us', '-1']]);
+  expect(CONTROLLERS.flatMap((controller) => writesV2(controller, {}, options))).toEqual([
+    ['cpu.max', 'max 100000'],
+    ['memory.max', 'max'],
+    ['memory.swap.max', 'max'],
+    ['pids.max', 'max'],
+    ['io.max', '8:0 rbps=max wbps=max riops=max wiops=max'],
+  ]);
+});
+
+it('puts the agent of a v2 sandbox in a group of its own, and limits on none that it is in', () => {
+  const pids = row('cgroup', '/c/pids', 'rw,pids');
+  const of = (...rows: Parameters<typeof sandboxCgroups>[1] & {}) =>
+    sandboxCgroups('id', rows, { limits: { pids: 7 }, agent: true }).map(({ folder, writes, leaf }) => [
+      folder,
+      writes.filter(([file]) => !file.startsWith('devices.')),
+      leaf,
+    ]);
+  expect(of(devices, pids)).toEqual([
+    ['/c/devices/dsec/id', [], undefined],
+    ['/c/pids/dsec/id', [], undefined],
+  ]);
+  expect(sandboxCgroups('id', [devices, pids], { limits: { pids: 7 } })[1]!.writes).toEqual([['pids.max', '7']]);
+});
+
+it('refuses a limit that no hierarchy holds', () => {
+  const wanted = (asked: object, device?: string) => () => sandboxCgroups('id', [devices], { limits: asked, device });
+  expect(wanted({ pids: 7 })).toThrow(/limit pids cannot be held.*pids controller/);
+  const io = row('cgroup', '/c/blkio', 'rw,blkio');
+  expect(() => sandboxCgroups('id', [devices, io], { limits: { ioReadBps: 9 } })).toThrow(/no block device/);
+  const memory = row('cgroup', '/c/memory', 'rw,memory');
+  const both = { memoryBytes: 9, memorySwapBytes: 9 };
+  expect(() => sandboxCgroups('id', [devices, memory], { limits: both })).toThrow(/does not count swap/);
+  expect(sandboxCgroups('id', [devices, memory], { limits: { memoryBytes: 9 } })[1]!.writes).toEqual([
+    ['memory.limit_in_bytes', '9'],
+  ]);
 });

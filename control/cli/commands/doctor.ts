@@ -6,6 +6,9 @@ import { messageOf } from '#base';
 import { defaultStoreUrl } from '#imagesvc';
 import { detect, type Feature } from '#linux';
 import { diskRows } from '../../doctor/disks.ts';
+import { isolationRows } from '../../doctor/isolation.ts';
+import { limitRows } from '../../doctor/limits.ts';
+import { networkRows } from '../../doctor/network.ts';
 import { runtimeRows } from '../../doctor/runtimes.ts';
 import { findTools } from '../../doctor/tools.ts';
 import type { CommandDefinition } from '../command.ts';
@@ -32,6 +35,8 @@ export const definition: CommandDefinition = {
         const tools = await findTools();
         // Asking the driver needs system calls too.
         const disks = failure === undefined ? await diskRows() : [];
+        const isolation = failure === undefined ? await isolationRows() : [];
+        const runtime = [...runtimeRows(), ...limitRows(), ...networkRows(), ...isolation];
         const ok = failure === undefined;
         if (!ok) context.exitCode = 5;
         const versions = { dsec: projectVersion(), node: process.versions.node };
@@ -42,7 +47,7 @@ export const definition: CommandDefinition = {
             root: process.geteuid?.() === 0,
             failure,
             features,
-            runtime: runtimeRows(),
+            runtime,
             disks,
             tools: tools.map(({ name, path, version, purpose, without, package: apt }) => ({
               name,
@@ -70,7 +75,7 @@ export const definition: CommandDefinition = {
           await section('KERNEL', rows);
         } else output.note(`dsec: system calls do not work: ${failure}\n      reinstall the packages: npm ci`);
         await output.line();
-        await section('RUNTIME', runtimeRows());
+        await section('RUNTIME', runtime);
         if (failure === undefined) {
           await output.line();
           await section('DISKS', disks);

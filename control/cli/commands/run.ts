@@ -8,11 +8,12 @@ import { isDsecError } from '#base';
 import { runContainer } from '#runtime';
 import type { CommandDefinition } from '../command.ts';
 import { type Context, NotServed } from '../context.ts';
+import { type LimitOptions, limitsOf, withLimitOptions } from '../limit-options.ts';
 import { reportOf, reportText } from '../report-error.ts';
 import { checkSandboxOptions, type SandboxOptions, sandboxOptionsOf, withSandboxOptions } from '../sandbox-options.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withStore } from '../store-option.ts';
 
-interface Options extends StoreOption, JsonOption, SandboxOptions {
+interface Options extends StoreOption, JsonOption, SandboxOptions, LimitOptions {
   readonly name?: string;
   readonly keep?: boolean;
   readonly replace?: boolean;
@@ -36,13 +37,13 @@ export const definition: CommandDefinition = {
     },
     { line: 'dsec run -t alpine:3.20 -- sh', what: 'a shell on this terminal' },
   ],
-  json: 'an object as the last line of stderr: `exitCode`, `signal`, `name`, `upper`, `problem`, `layers` (how many), `timings`',
+  json: 'an object as the last line of stderr: `exitCode`, `signal`, `outOfMemory`, `name`, `upper`, `problem`, `layers` (how many), `timings`',
   configure(command, context) {
     const composed = withStore(command)
       .usage('[options] <image> [-- command...]')
       .argument('<image>', 'the base: name or digest')
       .argument('[command...]', 'what to run, after --');
-    withSandboxOptions(composed)
+    withLimitOptions(withSandboxOptions(composed))
       .option('--name <name>', 'what the sandbox is called; a random name by default')
       .option('--keep', 'keep its changes when the command has ended')
       .option('--replace', 'first remove a kept sandbox of the same name')
@@ -73,7 +74,9 @@ const USAGE_CODES: ReadonlySet<string> = new Set([
   'CLI_NOT_UTF8',
   'CLI_USAGE',
   'RUNTIME_COMMAND_MISSING',
+  'CLI_SIZE',
   'RUNTIME_ENV',
+  'RUNTIME_LIMIT',
   'RUNTIME_NO_TERMINAL',
   'RUNTIME_SANDBOX_NAME',
   'STORE_NAME',
@@ -89,10 +92,12 @@ function exitOf(error: unknown): number {
 
 async function run(name: string, args: string[], options: Options, context: Context): Promise<void> {
   checkSandboxOptions(options, 'dsec run');
+  const limits = limitsOf(options, 'dsec run');
   context.caller?.begin(options);
   const store = await openChosenStore(options);
   const result = await runContainer({
     ...(await sandboxOptionsOf(store, name, args, options, 'dsec run', context)),
+    ...limits,
     name: options.name,
     keep: options.keep ?? false,
     replace: options.replace ?? false,
@@ -100,6 +105,9 @@ async function run(name: string, args: string[], options: Options, context: Cont
     prefetch: options.prefetch,
   });
   if (!options.json && result.problem !== undefined) context.output.note(`dsec: ${result.problem}`);
+  if (!options.json && result.outOfMemory) {
+    context.output.note('dsec: memory ran out at --memory, and the kernel ended a process of the sandbox');
+  }
   if (options.json) context.output.note(JSON.stringify(result));
   else if (result.upper !== undefined) {
     context.output.note(

@@ -3,18 +3,30 @@ import { resolve } from 'node:path';
 import type { Readable } from 'node:stream';
 import type { Command } from 'commander';
 import { isDsecError } from '#base';
-import type { ExecResult, OutputPart } from '#runtime';
+import {
+  type ExecResult,
+  IDLE_ACTIONS,
+  type IdleAction,
+  type OutputPart,
+  RUNTIME_NAMES,
+  SERVICE_CLASSES,
+} from '#runtime';
 import { fail } from '../../errors.ts';
+import { fetchFile, sendFile } from '../../runtime-service/file-transfer.ts';
 import { SandboxClient, throwRemote } from '../../runtime-service/sandbox-client.ts';
-import type { Context } from '../context.ts';
+import { choice } from '../choice.ts';
+import { type Context, NotServed } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { refuseInexactVariables } from '../exact-text.ts';
 import { withExamples } from '../examples.ts';
+import { type LimitOptions, limitsOf, withLimitOptions } from '../limit-options.ts';
+import { type NetworkOptions, networkOf, withNetworkOptions } from '../network-options.ts';
 import { repeated } from '../repeated.ts';
-import { parseSize } from '../size.ts';
+import { USERNS_HELP, usernsOf } from '../sandbox-options.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
+import { addPauseCommands } from './sandbox-pause.ts';
 
-interface CreateCommand extends StoreOption, JsonOption {
+interface CreateCommand extends StoreOption, JsonOption, LimitOptions, NetworkOptions {
   readonly workspace?: string;
   readonly toolkit?: string[];
   readonly name?: string;
@@ -22,8 +34,11 @@ interface CreateCommand extends StoreOption, JsonOption {
   readonly user?: string;
   readonly workdir?: string;
   readonly ttl?: string;
-  readonly memory?: string;
-  readonly pids?: string;
+  readonly idle?: string;
+  readonly idleAction?: string;
+  readonly class: string;
+  readonly userns?: string;
+  readonly runtime: string;
   readonly requestId?: string;
   readonly lazy?: boolean;
   readonly prefetch: boolean;
@@ -46,15 +61,17 @@ export function addResidentCommands(command: Command, context: Context): void {
   addShell(command, context);
   addCopy(command, context);
   addLogs(command, context);
+  addPauseCommands(command, context);
 }
 
-function addCreate(command: Command, { output }: Context): void {
+function addCreate(command: Command, context: Context): void {
+  const { output } = context;
   const create = withExamples(
     command
       .command('create')
       .description(
         'Makes a sandbox that stays and waits for commands; what the image would run is not run. It lives until it is stopped or its time is up, ' +
-          'also when the runtime service ends and starts again. Network: loopback alone. Prints its name. Needs `dsec serve runtime`.',
+          'also when the runtime service ends and starts again. Its network is loopback alone unless options open it. Prints its name. Needs `dsec serve runtime`.',
       ),
     [
       { line: 'dsec sandbox create alpine:3.20 --name work', what: 'one to work in' },
@@ -62,9 +79,13 @@ function addCreate(command: Command, { output }: Context): void {
         line: 'dsec sandbox create base:1 --workspace repo:1 --toolkit node:20 --memory 2GiB --ttl 1h',
         what: 'composed of three images, with limits',
       },
+      {
+        line: 'dsec sandbox create base:1 --allow @pypi --allow git.corp:443',
+        what: 'that reaches these and nothing else',
+      },
     ],
   );
-  withJson(withStore(create))
+  withNetworkOptions(withLimitOptions(withJson(withStore(create)), ' (4096)'))
     .argument('<image>', 'the base: name or digest')
     .option('--workspace <image>', 'an image of kind workspace, above the base')
     .option('--toolkit <image>', 'an image of kind toolkit, above that; may be given several times', repeated)
@@ -72,26 +93,37 @@ function addCreate(command: Command, { output }: Context): void {
     .option('-e, --env <variable>', 'NAME=VALUE, or NAME to pass on what it is here, for all its commands', repeated)
     .option('-u, --user <user>', 'of its commands, unless they say otherwise: name, uid, name:group or uid:gid')
     .option('-w, --workdir <folder>', 'where its commands start')
-    .option('--ttl <time>', 'it ends after so long, whatever runs in it')
-    .option('--memory <size>', 'for all of it together')
-    .option('--pids <n>', 'processes and threads', '4096')
+    .option('--ttl <time>', 'it ends after so long, whatever runs in it, paused or not')
+    .option(
+      '--idle <time>',
+      'when nobody has used it for so long: no request, and no command but those of exec --detach',
+    )
+    .option('--idle-action <what>', `what happens then: ${IDLE_ACTIONS.join(' or ')}`, 'stop')
+    .option('--class <class>', 'ls, latency-sensitive, or be, best effort: it runs when no other wants to', 'ls')
+    .option('--userns <mode>', USERNS_HELP)
+    .option('--runtime <name>', 'what starts it: dsec, crun or runc', 'dsec')
     .option('--request-id <id>', 'asked for again with the same id, the same sandbox is the answer')
     .option('--lazy', 'fetch data when it is read, also from a store that is a folder')
     .option('--no-prefetch', 'do not fetch ahead what the traces of the images say that a start reads')
     .action(async (image: string, options: CreateCommand) => {
-      const { workspace, toolkit, name, user, workdir, ttl, memory, pids, requestId, lazy, prefetch } = options;
+      context.caller?.begin({ store: options.store, runtime: OWN });
+      const { workspace, toolkit, name, user, workdir, ttl, requestId, lazy, prefetch } = options;
       const created = await new SandboxClient().create({
         store: (await openChosenStore(options)).url,
         image,
         workspace,
         toolkits: toolkit,
         name,
-        env: variables('dsec sandbox create', options.env),
+        env: variables('dsec sandbox create', options.env, context),
         user,
         workdir,
         ttlMs: ttl === undefined ? undefined : parseDuration('--ttl', ttl),
-        memoryBytes: memory === undefined ? undefined : parseSize('--memory', memory),
-        pids: pids === undefined ? undefined : numberOf('--pids', pids, 'dsec sandbox create'),
+        ...idleOf(options),
+        class: choice('--class', options.class, SERVICE_CLASSES),
+        userns: usernsOf(options),
+        runtime: choice('--runtime', options.runtime, RUNTIME_NAMES),
+        ...limitsOf(options, 'dsec sandbox create'),
+        network: networkOf(options, 'dsec sandbox create'),
         requestId,
         lazy,
         prefetch,
@@ -99,6 +131,16 @@ function addCreate(command: Command, { output }: Context): void {
       if (options.json) await output.json(created);
       else await output.line(created.name);
     });
+}
+
+/** @throws CLI_USAGE, CLI_DURATION */
+function idleOf({ idle, idleAction }: CreateCommand): { idleMs?: number; idleAction?: IdleAction } {
+  const action = choice('--idle-action', idleAction, IDLE_ACTIONS);
+  if (idle === undefined) return {};
+  const idleMs = parseDuration('--idle', idle);
+  if (idleMs < 1000)
+    throw fail('CLI_USAGE', { problem: `--idle ${idle}: at least 1s`, program: 'dsec sandbox create' });
+  return { idleMs, idleAction: action };
 }
 
 function addExec(command: Command, context: Context): void {
@@ -164,27 +206,32 @@ function addCopy(command: Command, _context: Context): void {
       .command('cp')
       .description(
         'Copies a file or a folder into a sandbox or out of it, with modes, times, links and holes. A folder that is there is gone into, as cp does. ' +
-          'Nothing in the sandbox leads the copy out of it; out of it, owners are yours, and set-user-id bits go.',
+          'Nothing in the sandbox leads the copy out of it; out of it, owners are yours, and set-user-id bits go. With --verify one file, which goes on where it was when the ' +
+          'runtime service is started again meanwhile or the command is, and is at its place only when its sha256 is right.',
       ),
     [
       { line: 'dsec sandbox cp ./src work:/workspace/src', what: 'in' },
       { line: 'dsec sandbox cp work:/workspace/report.html .', what: 'out' },
+      { line: 'dsec sandbox cp --verify model.bin work:/workspace/', what: 'a large file, whole or not at all' },
     ],
   );
   copy
     .argument('<from>', 'PATH, or NAME:PATH in a sandbox')
     .argument('<to>', 'the other of the two')
-    .action(async (from: string, to: string) => {
+    .option('--verify', 'one file, checked at both ends, and gone on with after a break')
+    .action(async (from: string, to: string, { verify }: { readonly verify?: boolean }) => {
       const [inside, target] = [placeOf(from), placeOf(to)];
       const client = new SandboxClient();
       if (inside !== undefined && target === undefined) {
         const path = await hostTarget(to, inside.path);
+        if (verify) return fetchFile(client, inside.name, inside.path, path);
         return client.copy(inside.name, 'download', inside.path, path);
       }
       if (inside === undefined && target !== undefined) {
         const source = resolve(from);
         const into = await isFolder(client, target.name, target.path);
         const path = into ? `${target.path.replace(/\/+$/, '')}/${lastName(source)}` : target.path;
+        if (verify) return sendFile(client, target.name, source, path);
         return client.copy(target.name, 'upload', source, path);
       }
       throw fail('SANDBOX_COPY', { from, to });
@@ -247,16 +294,30 @@ interface LogsCommand extends JsonOption {
 async function run(name: string, args: readonly string[], options: ExecCommand, context: Context): Promise<void> {
   const { output } = context;
   const terminal = options.tty === true;
+  // A terminal is for a process of its own.
+  if (terminal && context.caller !== undefined) throw new NotServed();
+  context.caller?.begin({ runtime: OWN });
   if (terminal && !process.stdin.isTTY)
     throw fail('CLI_USAGE', { problem: 'with -t, standard input has to be a terminal', program: 'dsec sandbox exec' });
-  const env = variables('dsec sandbox exec', options.env);
+  const env = variables('dsec sandbox exec', options.env, context);
   const timeoutMs = options.timeout === undefined ? undefined : parseDuration('--timeout', options.timeout);
   const stdin = options.stdin && options.detach !== true;
   const size = terminal ? sizeOf(process.stdout) : undefined;
   const client = new SandboxClient();
   const { user, workdir: cwd, requestId } = options;
   try {
-    const started = await client.exec(name, { args, env, user, cwd, stdin, terminal: size, timeoutMs, requestId });
+    const background = options.detach;
+    const started = await client.exec(name, {
+      args,
+      env,
+      user,
+      cwd,
+      stdin,
+      terminal: size,
+      timeoutMs,
+      background,
+      requestId,
+    });
     if (options.detach) {
       if (options.json) await output.json(started);
       else await output.line(String(started.id));
@@ -275,6 +336,9 @@ async function run(name: string, args: readonly string[], options: ExecCommand, 
   }
 }
 
+const OWN = 'dsec';
+/** About our own terminal and process: no business of the command's. */
+const OWN_SIGNALS: ReadonlySet<NodeJS.Signals> = new Set<NodeJS.Signals>(['SIGWINCH', 'SIGCONT']);
 /** As timeout(1) has it. */
 const TIMED_OUT = 124;
 const NOT_RUN = 125;
@@ -294,8 +358,10 @@ async function attach(
   context: Context,
 ): Promise<ExecResult> {
   const ignore = () => {};
-  context.takeSignals((signal) => void client.signal(name, id, signal).catch(ignore));
-  const input: Readable & { setRawMode?(mode: boolean): unknown } = process.stdin;
+  context.takeSignals((signal) => {
+    if (!OWN_SIGNALS.has(signal)) client.signal(name, id, signal).catch(ignore);
+  });
+  const input: Readable & { setRawMode?(mode: boolean): unknown } = context.caller?.stdin ?? process.stdin;
   const resized = () => void client.resize(name, id, sizeOf(process.stdout)).catch(ignore);
   if (terminal) {
     input.setRawMode?.(true);
@@ -303,7 +369,7 @@ async function attach(
   }
   if (stdin) client.input(name, id, input).catch(ignore);
   try {
-    for await (const news of client.output(name, id)) {
+    for await (const news of client.output(name, id, {}, context.signal)) {
       if ('part' in news) await show(news.part, context);
       else if ('result' in news) return news.result;
       else throwRemote(news.error);
@@ -324,11 +390,11 @@ async function show(part: OutputPart, { output }: Context): Promise<void> {
     output.note(`dsec: ${part.missingBytes} bytes of ${part.stream} were dropped here, from offset ${part.offset} on`);
     return;
   }
-  const stream = part.stream === 'stdout' ? process.stdout : process.stderr;
+  const stream = part.stream === 'stdout' ? output.stdout : output.stderr;
   if (!stream.write(part.bytes)) await new Promise((done) => stream.once('drain', done));
 }
 
-function variables(program: string, given: readonly string[] | undefined): string[] | undefined {
+function variables(program: string, given: readonly string[] | undefined, { caller }: Context): string[] | undefined {
   if (given === undefined) return undefined;
   refuseInexactVariables(
     program,
@@ -336,7 +402,7 @@ function variables(program: string, given: readonly string[] | undefined): strin
   );
   return given.flatMap((entry) => {
     if (entry.includes('=')) return [entry];
-    const value = process.env[entry];
+    const value = (caller?.env ?? process.env)[entry];
     return value === undefined ? [] : [`${entry}=${value}`];
   });
 }

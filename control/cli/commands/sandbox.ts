@@ -13,7 +13,11 @@ import type { CommandDefinition } from '../command.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
+import { addLimitCommands } from './sandbox-limits.ts';
+import { addNetworkCommand } from './sandbox-network.ts';
+import { addPort } from './sandbox-port.ts';
 import { addResidentCommands } from './sandbox-resident.ts';
+import { addWatch } from './sandbox-watch.ts';
 
 export const definition: CommandDefinition = {
   description:
@@ -26,10 +30,14 @@ export const definition: CommandDefinition = {
     { line: 'dsec sandbox stop work', what: 'end a running one; with --keep its changes stay' },
     { line: 'dsec sandbox rm work', what: 'a kept one and its changes' },
   ],
-  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`, `resident`, `end`; create: an object: `name`, `id`, `state`, `expiresAt` and more; logs: an array: `id`, `args`, `startedMs`, `running`, `result`; exec: an object: `id`, `exitCode`, `signal`, `timedOut`, `outOfMemory`, `stdoutBytes`, `stderrBytes`, `durationMs`; rm: an object: `removed`',
+  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`, `resident`, `end`; create: an object: `name`, `id`, `state`, `expiresAt` and more; port: an array: `address`, `port`, `inside`; watch: an object a line: `event`, `path`, `directory`, `cookie`; logs: an array: `id`, `args`, `startedMs`, `running`, `result`; exec: an object: `id`, `exitCode`, `signal`, `timedOut`, `outOfMemory`, `stdoutBytes`, `stderrBytes`, `durationMs`; update: an object for each: `name`, `limits`; stats: an array: `name`, `cpuPercent`, `cpuUsec`, `throttledUsec`, `memory`, `pids`, `io`, `disk`, `limits`, `atMs`; rm: an object: `removed`',
   configure(command, context) {
     const { output } = context;
     addResidentCommands(command, context);
+    addLimitCommands(command, context);
+    addNetworkCommand(command, context);
+    addPort(command, context);
+    addWatch(command, context);
     const ls = withExamples(command.command('ls').description('Lists sandboxes that run or were kept.'), [
       { line: 'dsec sandbox ls', what: 'what there is' },
       { line: 'dsec sandbox ls --json | jq -r \'.[] | select(.state == "kept") | .name\'', what: 'names of kept ones' },
@@ -49,9 +57,9 @@ export const definition: CommandDefinition = {
           { title: 'TOOLKITS' },
           { title: 'SINCE' },
         ],
-        sandboxes.map(({ name, state, base, workspace, toolkits, createdAt, end }) => [
+        sandboxes.map(({ name, state, base, workspace, toolkits, createdAt, end, resident }) => [
           name,
-          end === undefined ? state : `${state} (${end.reason})`,
+          stateText(state, end?.reason, resident?.pausedAt),
           base.name,
           workspace?.name ?? '',
           toolkits.map((toolkit) => toolkit.name).join(' '),
@@ -105,8 +113,8 @@ export const definition: CommandDefinition = {
       .option('-f, --force', 'those that run too: ended with SIGKILL')
       .action(async (names: string[], options: JsonOption & { readonly force?: boolean }) => {
         for (const name of names) {
-          if (options.force === true && isResident(name)) await new SandboxClient().stop(name, 0);
-          await (options.force === true ? forceRemoveSandbox(name) : removeSandbox(name));
+          if (options.force === true && isResident(name)) await new SandboxClient().remove(name, true);
+          else await (options.force === true ? forceRemoveSandbox(name) : removeSandbox(name));
           if (!options.json) await output.line(`${name}: removed`);
         }
         if (options.json) await output.json({ removed: names });
@@ -124,4 +132,9 @@ function stopText({ name, was, killed, kept }: StopResult): string {
   if (was === 'not-running') return 'had ended already';
   const how = killed ? 'killed' : 'stopped';
   return kept ? `${how}; kept: dsec pack-diff ${name}, or dsec sandbox rm ${name}` : how;
+}
+
+function stateText(state: 'running' | 'kept', reason: string | undefined, pausedAt: string | undefined): string {
+  if (reason !== undefined) return `${state} (${reason})`;
+  return state === 'running' && pausedAt !== undefined ? 'paused' : state;
 }

@@ -16,13 +16,15 @@ use std::collections::HashMap;
 use crate::container::Stage;
 use crate::exec;
 use crate::files;
+use crate::ports::Ports;
 use crate::sys::{self, Fd, PollFd, WinSize, POLLIN, POLLOUT};
+use crate::watches::Watches;
 use crate::wire::{self, Channel, Frame, Reader, Received};
 
 /// Of one read.
 const PART: usize = 32 << 10;
 /// What may wait to be sent before no more is read from commands.
-const BACKLOG: usize = 128 << 10;
+pub const BACKLOG: usize = 128 << 10;
 /// A terminal says late what was written to it.
 const TERMINAL_GRACE_MS: u64 = 50;
 const TERMINAL_LAST_MS: u64 = 2_000;
@@ -77,6 +79,10 @@ struct Ended {
 struct Agent {
     channel: Channel,
     commands: HashMap<u32, Command>,
+    ports: Ports,
+    watches: Watches,
+    /// What commands enter beside their own control group: those that have the sandbox's limits. This process is in none of them.
+    groups: Vec<(Vec<u8>, Fd)>,
     deadline: Option<u64>,
 }
 
@@ -97,7 +103,7 @@ pub fn main(args: &[Vec<u8>]) -> i32 {
     };
     sys::close_range(3, u32::MAX, true);
     let deadline = if lifetime == 0 { None } else { Some(sys::now_ms().saturating_add(lifetime)) };
-    let mut agent = Agent { channel: Channel::new(Fd(fd), 64), commands: HashMap::new(), deadline };
+    let mut agent = Agent { channel: Channel::new(Fd(fd), 64), commands: HashMap::new(), ports: Ports::new(), watches: Watches::new(), groups: Vec::new(), deadline };
     let mut hello = wire::VERSION.to_le_bytes().to_vec();
     wire::put_bytes(&mut hello, crate::BUILD.as_bytes());
     agent.channel.send(wire::HELLO, 0, &hello);
@@ -115,6 +121,8 @@ enum Source {
     Stdin(u32),
     Script(u32),
     Marks(u32),
+    Port(u32),
+    Watch(u32),
 }
 
 impl Agent {
@@ -146,8 +154,11 @@ impl Agent {
                     Source::Stdin(id) => self.write_input(id, false),
                     Source::Script(id) => self.write_input(id, true),
                     Source::Marks(id) => self.read_marks(id),
+                    Source::Port(id) => self.ports.ready(id, poll.revents, &mut self.channel),
+                    Source::Watch(id) => self.watches.ready(id, &mut self.channel),
                 }
             }
+            self.watches.walk(&mut self.channel);
             self.tell_ends();
         }
     }
@@ -184,12 +195,21 @@ impl Agent {
                 }
             }
         }
+        for (id, fd, events) in self.ports.polls(may_read) {
+            add(fd, events, Source::Port(id));
+        }
+        for (id, fd) in self.watches.polls(may_read) {
+            add(fd, POLLIN, Source::Watch(id));
+        }
         // After what commands wrote before they ended.
         add(signal_fd, POLLIN, Source::Signals);
         (polls, sources)
     }
 
     fn patience(&self) -> i32 {
+        if self.watches.is_busy(self.channel.waiting_bytes() < BACKLOG) {
+            return 0;
+        }
         let now = sys::now_ms();
         let mut wait: Option<u64> = self.deadline.map(|at| at.saturating_sub(now));
         for command in self.commands.values() {
@@ -227,6 +247,17 @@ impl Agent {
                     Err(errno) => self.channel.send(wire::FILE_FAILED, id, &errno.to_le_bytes()),
                 }
                 return Some(());
+            }
+            wire::CONNECT | wire::SEND | wire::SEND_END => return self.ports.handle(frame, &mut self.channel),
+            wire::WATCH => return self.watches.start(id, &frame.payload, &mut self.channel),
+            wire::TAKE => {
+                let limit = r.u64()?;
+                self.ports.take(id, limit);
+                self.watches.take(id, limit);
+            }
+            wire::CLOSE => {
+                self.ports.close(id);
+                self.watches.close(id);
             }
             wire::STDIN | wire::SCRIPT => {
                 let is_script = frame.kind == wire::SCRIPT;
@@ -274,6 +305,16 @@ impl Agent {
                 }
                 self.channel.send(wire::THESE, id, &ids);
             }
+            wire::GROUP => {
+                let key = r.text()?;
+                // Without it commands would run without limits.
+                if self.channel.fds.is_empty() {
+                    return None;
+                }
+                let entry = self.channel.fds.remove(0);
+                self.groups.retain(|(one, _)| *one != key);
+                self.groups.push((key, entry));
+            }
             wire::DROP => {
                 self.commands.remove(&id);
             }
@@ -309,7 +350,7 @@ impl Agent {
         if self.commands.contains_key(&id) {
             return None;
         }
-        match exec::start(&request, group) {
+        match exec::start(&request, group, &self.groups) {
             Err((stage, errno)) => self.refuse(id, stage as u8, errno),
             Ok(started) => {
                 let output = |fd: Fd, number: u8| Output { fd, number, sent: 0, limit: request.window as u64 };

@@ -61,7 +61,22 @@ fn make_one(group: &Cgroup) -> Result<Fd> {
     if !group.device_program.is_empty() {
         attach_device_program(group)?;
     }
-    sys::open_at(&join(&group.folder, b"cgroup.procs"), sys::O_WRONLY, 0)
+    if !group.leaf.is_empty() {
+        match sys::make_dir(&entered(group), 0o755) {
+            Ok(()) | Err(EEXIST) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    sys::open_at(&join(&entered(group), b"cgroup.procs"), sys::O_WRONLY, 0)
+}
+
+/// In a v2 tree no processes may be beside groups that have limits.
+fn entered(group: &Cgroup) -> Vec<u8> {
+    if group.leaf.is_empty() {
+        group.folder.clone()
+    } else {
+        join(&group.folder, &group.leaf)
+    }
 }
 
 fn inherit(folder: &[u8], file: &[u8]) -> Result<()> {
@@ -120,9 +135,30 @@ pub fn enter(entries: &[Fd]) -> Result<()> {
     Ok(())
 }
 
+/// Those that count whether memory ran out stay: whoever undoes the sandbox looks at them first.
+pub fn remove_uncounted(groups: &[Cgroup]) {
+    for group in groups {
+        if !group.writes.iter().any(|(file, _)| file.starts_with(b"memory.")) {
+            remove(std::slice::from_ref(group));
+        }
+    }
+}
+
 /// What is still busy stays: whoever undoes the sandbox tries again.
 pub fn remove(groups: &[Cgroup]) {
     for group in groups {
+        if !group.leaf.is_empty() {
+            let _ = sys::remove_dir(&entered(group));
+        }
         let _ = sys::remove_dir(&group.folder);
     }
+}
+
+/// A command's group, made by the host: nothing inside can.
+pub fn command_entry(folder: &[u8]) -> Result<Fd> {
+    match sys::make_dir(folder, 0o755) {
+        Ok(()) | Err(sys::EEXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    sys::open_at(&[folder, b"/cgroup.procs"].concat(), sys::O_WRONLY, 0)
 }

@@ -16,6 +16,8 @@ use crate::wire::{self, Channel, Frame, Received};
 const ANSWER_MS: i32 = 10_000;
 /// The service ended in the middle: nothing is known of the command.
 const LOST: i32 = 125;
+/// As SIGPIPE would have it.
+const READER_GONE: i32 = 141;
 
 const FORWARDED: [i32; 9] = [
     sys::SIGINT,
@@ -119,6 +121,9 @@ fn environment() -> Vec<Vec<u8>> {
 struct Conversation {
     accepted: bool,
     relay: Option<Relay>,
+    /// How much of our input the service takes; nothing until it says so.
+    wanted: usize,
+    input_open: bool,
 }
 
 enum Next {
@@ -134,7 +139,7 @@ fn converse(mut channel: Channel, node: &[u8], command: &[Vec<u8>]) -> i32 {
         Ok(fd) => fd,
         Err(_) => return LOST,
     };
-    let mut state = Conversation { accepted: false, relay: None };
+    let mut state = Conversation { accepted: false, relay: None, wanted: 0, input_open: true };
     loop {
         let mut polls = [PollFd { fd: -1, events: POLLIN, revents: 0 }; 4];
         polls[0].fd = channel.fd.0;
@@ -147,6 +152,8 @@ fn converse(mut channel: Channel, node: &[u8], command: &[Vec<u8>]) -> i32 {
             let pair = relay.polls();
             polls[2] = pair[0];
             polls[3] = pair[1];
+        } else if state.input_open && state.wanted > 0 {
+            polls[3].fd = 0;
         }
         let n = sys::poll_fds(&mut polls, if state.accepted { -1 } else { ANSWER_MS });
         if n == 0 && !state.accepted {
@@ -157,6 +164,8 @@ fn converse(mut channel: Channel, node: &[u8], command: &[Vec<u8>]) -> i32 {
         }
         if let Some(relay) = &mut state.relay {
             relay.handle(&[polls[2], polls[3]]);
+        } else if polls[3].revents != 0 {
+            pass_input(&mut channel, &mut state);
         }
         channel.flush();
         if polls[0].revents & !POLLOUT == 0 {
@@ -183,6 +192,23 @@ fn converse(mut channel: Channel, node: &[u8], command: &[Vec<u8>]) -> i32 {
                     what is left of it is removed by the next command; to see why: the log of dsec serve runtime\n";
         let _ = sys::write_all(2, lost.as_bytes());
         return LOST;
+    }
+}
+
+/// Of one read; more is polled for. An input that cannot be read is one that has ended.
+fn pass_input(channel: &mut Channel, state: &mut Conversation) {
+    let mut part = [0u8; 32 << 10];
+    let most = state.wanted.min(part.len());
+    match sys::read_fd(0, &mut part[..most]) {
+        Ok(n) if n > 0 => {
+            state.wanted -= n;
+            channel.send(wire::INPUT, 0, &part[..n]);
+        }
+        Err(sys::EAGAIN) => {}
+        _ => {
+            state.input_open = false;
+            channel.send(wire::INPUT_END, 0, &[]);
+        }
     }
 }
 
@@ -217,7 +243,16 @@ fn handle(frame: Frame, channel: &mut Channel, state: &mut Conversation) -> Next
         }
         wire::OUTPUT if !frame.payload.is_empty() => {
             let fd = if frame.payload[0] == 1 { 1 } else { 2 };
-            let _ = sys::write_all(fd, &frame.payload[1..]);
+            let bytes = &frame.payload[1..];
+            let written = sys::write_all(fd, bytes);
+            if fd == 1 && matches!(written, Err(sys::EPIPE)) {
+                return Next::Exit(READER_GONE);
+            }
+            channel.send(wire::OUTPUT_TAKEN, 0, &(bytes.len() as u32).to_le_bytes());
+        }
+        wire::INPUT_WANTED if frame.payload.len() == 4 => {
+            let p = &frame.payload;
+            state.wanted += u32::from_le_bytes([p[0], p[1], p[2], p[3]]) as usize;
         }
         wire::TERMINAL => {
             if let Some(master) = channel.fds.pop() {

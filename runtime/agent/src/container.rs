@@ -15,8 +15,11 @@
 //!   entered: nothing of the launcher's memory is in it, nothing of the image is needed for it, and its channel is the status socket.
 
 use crate::cgroup;
+use crate::fill::{hide, make_devices, mount_one};
+use crate::landlock;
 use crate::order::{self, Order, Preparation};
 use crate::sys::{self, c, Fd, RLimit, Result, SockFprog, WinSize};
+use crate::userns;
 use crate::wire::{self, Channel};
 
 /// Where it failed: `stages` in launch-order.ts has the words.
@@ -36,6 +39,8 @@ pub enum Stage {
     Limit = 11,
     Identity = 12,
     Seccomp = 13,
+    Runtime = 14,
+    AppArmor = 15,
     WorkingDir = 20,
     Exec = 21,
 }
@@ -47,9 +52,9 @@ pub struct Failure {
 }
 
 
-type Step = std::result::Result<(), Failure>;
+pub type Step = std::result::Result<(), Failure>;
 
-trait At<T> {
+pub trait At<T> {
     fn at(self, stage: Stage, what: &[u8]) -> std::result::Result<T, Failure>;
 }
 impl<T> At<T> for Result<T> {
@@ -62,15 +67,28 @@ impl<T> At<T> for Result<T> {
 pub fn start(preparation: &Preparation, stdio: &[Fd]) -> std::result::Result<(i32, Channel), Failure> {
     let entries = cgroup::make(&preparation.cgroups)
         .map_err(|(errno, folder)| Failure { stage: Stage::Cgroup, errno, what: folder })?;
+    // What is made with a namespace of message queues belongs to whoever makes it: its own root, later.
+    let later = if preparation.is_mapped() { userns::NEW_IPC } else { 0 };
+    let namespaces = preparation.namespaces & !later;
     let started = sys::socket_pair(sys::SOCK_STREAM).at(Stage::Stdio, b"status socket").and_then(|(status, child_status)| {
-        match sys::clone_process(preparation.namespaces).at(Stage::Clone, b"its processes")? {
+        match sys::clone_process(namespaces).at(Stage::Clone, b"its processes")? {
             0 => {
                 // What is not the sandbox's is closed by it in time; nothing here is dropped twice.
                 sys::close_fd(status.take());
                 let numbers: Vec<i32> = stdio.iter().map(|fd| fd.0).collect();
                 become_command(preparation, child_status, &entries, &numbers);
             }
-            pid => Ok((pid, Channel::new(status, 1))),
+            pid => {
+                if preparation.is_mapped() {
+                    if let Err(errno) = userns::write_maps(pid, &preparation.id_map) {
+                        // Reaped by whoever reaps: it is known to nobody.
+                        let _ = sys::send_signal(pid, sys::SIGKILL);
+                        return Err(errno).at(Stage::Clone, b"its user namespace's ids");
+                    }
+                    userns::give_streams(stdio, &preparation.id_map);
+                }
+                Ok((pid, Channel::new(status, 1)))
+            }
         }
     });
     if started.is_err() {
@@ -78,6 +96,16 @@ pub fn start(preparation: &Preparation, stdio: &[Fd]) -> std::result::Result<(i3
         cgroup::remove(&preparation.cgroups);
     }
     started
+}
+
+/// To the process that waits for it.
+pub fn send_order(channel: &mut Channel, id: u32, order: &[u8], mapped: bool) -> Step {
+    if mapped {
+        channel.send_carrying(wire::LAUNCH, id, order, userns::root_of_order(order)?);
+    } else {
+        channel.send(wire::LAUNCH, id, order);
+    }
+    Ok(())
 }
 
 pub fn failure_payload(failure: &Failure) -> Vec<u8> {
@@ -90,8 +118,8 @@ pub fn failure_payload(failure: &Failure) -> Vec<u8> {
 /// Never returns. `stdio`: descriptors above 2, or none for those of this process.
 fn become_command(preparation: &Preparation, status: Fd, entries: &[Fd], stdio: &[i32]) -> ! {
     let done = prepare(preparation, status.0, entries, stdio).and_then(|_| {
-        let order = receive_order(status.0)?;
-        isolate(&order, status.0)
+        let (order, root) = receive_order(status.0)?;
+        isolate(&order, root, preparation.is_mapped(), status.0)
     });
     if let Err(failure) = done {
         let mut frame = Vec::new();
@@ -116,10 +144,14 @@ fn prepare(preparation: &Preparation, status: i32, entries: &[Fd], stdio: &[i32]
     Ok(())
 }
 
-/// Waits for it. The launcher gone instead: then there is nobody to tell.
-fn receive_order(status: i32) -> std::result::Result<Order, Failure> {
+/// Waits for it; with it may come its root. The launcher gone instead: then there is nobody to tell.
+fn receive_order(status: i32) -> std::result::Result<(Order, Option<Fd>), Failure> {
     let mut head = [0u8; wire::HEADER];
-    read_exact(status, &mut head).at(Stage::Order, b"order")?;
+    let (n, mut fds) = sys::receive_with_fds(status, &mut head, 0).at(Stage::Order, b"order")?;
+    if n == 0 {
+        unsafe { sys::_exit(127) }
+    }
+    read_exact(status, &mut head[n..]).at(Stage::Order, b"order")?;
     let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
     if length > wire::MAX_PAYLOAD {
         return Err(sys::EINVAL).at(Stage::Order, b"order");
@@ -127,7 +159,7 @@ fn receive_order(status: i32) -> std::result::Result<Order, Failure> {
     let mut payload = vec![0u8; length];
     read_exact(status, &mut payload).at(Stage::Order, b"order")?;
     match order::parse_order(&payload) {
-        Some(order) => Ok(order),
+        Some(order) => Ok((order, fds.pop())),
         None => Err(sys::EINVAL).at(Stage::Order, b"order"),
     }
 }
@@ -143,17 +175,23 @@ fn read_exact(fd: i32, mut buffer: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-fn isolate(order: &Order, status: i32) -> Step {
+fn isolate(order: &Order, root: Option<Fd>, mapped: bool, status: i32) -> Step {
     sys::set_umask(0);
     let program = match order.agent {
         None => None,
         Some(_) => Some(sys::open_at(b"/proc/self/exe", sys::O_RDONLY, 0).at(Stage::Exec, b"the agent")?),
     };
-    enter_root(order)?;
-    for mount in &order.mounts {
-        mount_one(mount).at(Stage::Mount, &mount.target)?;
+    let held = enter_root(order, root, mapped)?;
+    if mapped {
+        // From nobody to its own root; what is made from here on is that one's.
+        sys::set_ids(0, 0, &[]).at(Stage::Identity, b"root of its user namespace")?;
+        sys::unshare(userns::NEW_IPC as i32).at(Stage::Clone, b"of message queues")?;
     }
-    make_devices(order)?;
+    for (i, mount) in order.mounts.iter().enumerate() {
+        let made = held.mounts.get(i).and_then(|one| one.as_ref());
+        mount_one(mount, made).at(Stage::Mount, &mount.target)?;
+    }
+    make_devices(order, &held.devices)?;
     sys::set_host_name(&order.hostname).at(Stage::Network, &order.hostname)?;
     if order.terminal {
         take_terminal(order, status)?;
@@ -164,6 +202,9 @@ fn isolate(order: &Order, status: i32) -> Step {
         sys::set_limit(*resource, &limit).at(Stage::Limit, resource.to_string().as_bytes())?;
     }
     sys::new_session_keyring();
+    if !order.apparmor.is_empty() {
+        take_profile(&order.apparmor).at(Stage::AppArmor, &order.apparmor)?;
+    }
     if order.uid != 0 {
         give_streams(order);
     }
@@ -186,7 +227,13 @@ fn isolate(order: &Order, status: i32) -> Step {
 const NEW_NETWORK: u64 = 0x40000000;
 const NEW_MOUNTS: i32 = 0x20000;
 
-fn enter_root(order: &Order) -> Step {
+/// What a sandbox with a user namespace cannot make once the host's root is left. Else empty.
+struct Held {
+    devices: Vec<Fd>,
+    mounts: Vec<Option<Fd>>,
+}
+
+fn enter_root(order: &Order, root: Option<Fd>, mapped: bool) -> std::result::Result<Held, Failure> {
     sys::unshare(NEW_MOUNTS).at(Stage::Clone, b"of mounts")?;
     sys::mount_at(b"", b"/", b"", sys::MS_REC | sys::MS_PRIVATE, b"").at(Stage::Root, b"/")?;
     // Binds come from the host: taken hold of before it is left, put in place when links can lead nowhere else.
@@ -194,7 +241,23 @@ fn enter_root(order: &Order) -> Step {
     for bind in &order.binds {
         held.push(clone_tree(&bind.source).at(Stage::Mount, &bind.source)?);
     }
-    sys::change_dir(&order.root).at(Stage::Root, &order.root)?;
+    let kept = match mapped {
+        false => Held { devices: Vec::new(), mounts: Vec::new() },
+        true => Held {
+            devices: userns::hold_devices(&order.devices)
+                .map_err(|(errno, what)| Failure { stage: Stage::Device, errno, what })?,
+            mounts: userns::hold_mounts(&order.mounts)
+                .map_err(|(errno, what)| Failure { stage: Stage::Mount, errno, what })?,
+        },
+    };
+    match &root {
+        None => sys::change_dir(&order.root).at(Stage::Root, &order.root)?,
+        Some(tree) => {
+            // Over the host's root; that it is in a tree of this namespace is all that counts.
+            attach_tree(tree.0, b"/").at(Stage::Root, &order.root)?;
+            sys::change_dir_fd(tree.0).at(Stage::Root, &order.root)?;
+        }
+    }
     sys::pivot_root(b".", b".").at(Stage::Root, &order.root)?;
     // The old root lies on top of the new one now.
     sys::detach_mount(b".").at(Stage::Root, b"the old root")?;
@@ -204,14 +267,14 @@ fn enter_root(order: &Order) -> Step {
         let flags = sys::MS_REMOUNT | sys::MS_BIND | bind.flags;
         sys::mount_at(b"", &bind.target, b"", flags, b"").at(Stage::Mount, &bind.target)?;
     }
-    Ok(())
+    Ok(kept)
 }
 
 const OPEN_TREE: i64 = 428;
 const MOVE_MOUNT: i64 = 429;
 const AT_FDCWD: i32 = -100;
 
-fn clone_tree(path: &[u8]) -> Result<Fd> {
+pub fn clone_tree(path: &[u8]) -> Result<Fd> {
     const OPEN_TREE_CLONE: u32 = 1;
     const AT_RECURSIVE: u32 = 0x8000;
     let path = c(path);
@@ -224,7 +287,7 @@ fn clone_tree(path: &[u8]) -> Result<Fd> {
     }
 }
 
-fn attach_tree(tree: i32, target: &[u8]) -> Result<()> {
+pub fn attach_tree(tree: i32, target: &[u8]) -> Result<()> {
     const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
     const MOVE_MOUNT_T_SYMLINKS: u32 = 0x10;
     let (target, empty) = (c(target), c(b""));
@@ -235,57 +298,6 @@ fn attach_tree(tree: i32, target: &[u8]) -> Result<()> {
     } else {
         Ok(())
     }
-}
-
-fn mount_one(mount: &crate::order::Mount) -> Result<()> {
-    match sys::mode_of(&mount.target, false) {
-        Ok(mode) if mode & sys::S_IFMT == sys::S_IFDIR => {}
-        // What is masked, and by what, is found by its path: that must be the mount's own.
-        Ok(_) => return Err(sys::ENOTDIR),
-        Err(sys::ENOENT) => sys::make_dir(&mount.target, 0o755)?,
-        Err(error) => return Err(error),
-    }
-    sys::mount_at(&mount.source, &mount.target, &mount.kind, mount.flags, &mount.data)
-}
-
-fn make_devices(order: &Order) -> Step {
-    // /dev is new and empty: what is there already would be somebody else's.
-    for device in &order.devices {
-        let mode = sys::S_IFCHR | device.mode;
-        sys::make_node(&device.path, mode, device.major, device.minor).at(Stage::Device, &device.path)?;
-    }
-    for (path, target) in &order.links {
-        sys::make_symlink(target, path).at(Stage::Device, path)?;
-    }
-    Ok(())
-}
-
-/// Masked: a file reads as nothing, a folder is empty. What a kernel does not have needs no mask.
-fn hide(order: &Order) -> Step {
-    const HIDDEN: u64 = 2 | 4 | 8; // nosuid, nodev, noexec
-    for path in &order.masked {
-        match sys::mode_of(path, false) {
-            Err(sys::ENOENT) | Err(sys::ENOTDIR) => continue,
-            Err(errno) => return Err(errno).at(Stage::Mask, path),
-            Ok(mode) if mode & sys::S_IFMT == sys::S_IFDIR => {
-                sys::mount_at(b"tmpfs", path, b"tmpfs", sys::MS_RDONLY | HIDDEN, b"size=0k").at(Stage::Mask, path)?;
-            }
-            Ok(_) => {
-                sys::mount_at(b"/dev/null", path, b"", sys::MS_BIND, b"").at(Stage::Mask, path)?;
-                let flags = sys::MS_REMOUNT | sys::MS_BIND | sys::MS_RDONLY | 2 | 8;
-                sys::mount_at(b"", path, b"", flags, b"").at(Stage::Mask, path)?;
-            }
-        }
-    }
-    for path in &order.read_only {
-        match sys::mount_at(path, path, b"", sys::MS_BIND | sys::MS_REC, b"") {
-            Err(sys::ENOENT) | Err(sys::ENOTDIR) => continue,
-            done => done.at(Stage::Mask, path)?,
-        }
-        let flags = sys::MS_REMOUNT | sys::MS_BIND | sys::MS_RDONLY | HIDDEN;
-        sys::mount_at(b"", path, b"", flags, b"").at(Stage::Mask, path)?;
-    }
-    Ok(())
 }
 
 fn raise_loopback() -> Result<()> {
@@ -330,6 +342,15 @@ fn take_terminal(order: &Order, status: i32) -> Step {
     let mut frame = Vec::new();
     wire::put_frame(&mut frame, wire::TERMINAL, 0, &[]);
     sys::send_with_fds(status, &frame, &[master.0]).at(Stage::Terminal, b"launcher").map(|_| ())
+}
+
+/// With the next exec. The path is that of Linux 5.8; before it there was one for all security modules.
+fn take_profile(name: &[u8]) -> Result<()> {
+    let wanted = [b"exec ", name].concat();
+    match sys::write_file(b"/proc/self/attr/apparmor/exec", &wanted) {
+        Err(sys::ENOENT) => sys::write_file(b"/proc/self/attr/exec", &wanted),
+        done => done,
+    }
 }
 
 /// Pipes and sockets without a name alone: a file, a named pipe or a terminal of the host belongs to whoever made it, and another
@@ -403,6 +424,7 @@ fn run(order: &Order) -> Step {
 }
 
 fn install_filter(order: &Order) -> Step {
+    landlock::restrict();
     if order.seccomp.is_empty() {
         return Ok(());
     }

@@ -76,7 +76,8 @@ struct Ends {
     script: Option<(Fd, Fd)>,
 }
 
-pub fn start(request: &Request, group: Option<Fd>) -> std::result::Result<Started, (Stage, i32)> {
+/// `groups`: those with limits, which it enters beside its own.
+pub fn start(request: &Request, group: Option<Fd>, groups: &[(Vec<u8>, Fd)]) -> std::result::Result<Started, (Stage, i32)> {
     let at_pipe = |errno: i32| (Stage::Stdio, errno);
     let (status, child_status) = sys::make_pipe().map_err(at_pipe)?;
     let (script, marks, script_ends) = if request.script {
@@ -105,7 +106,7 @@ pub fn start(request: &Request, group: Option<Fd>) -> std::result::Result<Starte
         (stdout, Some(stderr), stdin, Ends { stdin: stdin_end, stdout: stdout_end, stderr: stderr_end, script: script_ends })
     };
     match sys::clone_process(0).map_err(|errno| (Stage::Clone, errno))? {
-        0 => become_command(request, &ends, child_status, group),
+        0 => become_command(request, &ends, child_status, group, groups),
         pid => {
             for fd in [Some(&stdout), stderr.as_ref(), stdin.as_ref(), script.as_ref(), marks.as_ref(), Some(&status)] {
                 if let Some(fd) = fd {
@@ -137,10 +138,10 @@ fn make_terminal(request: &Request) -> Result<(Fd, Fd)> {
     Ok((master, slave))
 }
 
-fn become_command(request: &Request, ends: &Ends, status: Fd, group: Option<Fd>) -> ! {
+fn become_command(request: &Request, ends: &Ends, status: Fd, group: Option<Fd>, groups: &[(Vec<u8>, Fd)]) -> ! {
     // Above all numbers that are given out here.
     let status = sys::dup_from(status.0, 10).unwrap_or(status);
-    let (stage, errno) = match prepare(request, ends, &group) {
+    let (stage, errno) = match prepare(request, ends, &group, groups) {
         Ok(()) => (Stage::Exec, run(request)),
         Err(failure) => failure,
     };
@@ -150,8 +151,13 @@ fn become_command(request: &Request, ends: &Ends, status: Fd, group: Option<Fd>)
     unsafe { sys::_exit(127) }
 }
 
-fn prepare(request: &Request, ends: &Ends, group: &Option<Fd>) -> std::result::Result<(), (Stage, i32)> {
-    if let Some(entry) = group {
+fn prepare(
+    request: &Request,
+    ends: &Ends,
+    group: &Option<Fd>,
+    groups: &[(Vec<u8>, Fd)],
+) -> std::result::Result<(), (Stage, i32)> {
+    for entry in groups.iter().map(|(_, entry)| entry).chain(group) {
         sys::write_fd(entry.0, b"0").map_err(|errno| (Stage::Cgroup, errno))?;
     }
     // The agent is the last to go when memory is short.

@@ -15,6 +15,7 @@ extern "C" {
     fn lseek(fd: c_int, at: i64, whence: c_int) -> i64;
     fn ftruncate(fd: c_int, size: i64) -> c_int;
     fn fchmod(fd: c_int, mode: c_uint) -> c_int;
+    fn fsync(fd: c_int) -> c_int;
     fn mkdirat(fd: c_int, p: *const c_char, mode: c_uint) -> c_int;
     fn unlinkat(fd: c_int, p: *const c_char, flags: c_int) -> c_int;
     fn symlinkat(target: *const c_char, fd: c_int, p: *const c_char) -> c_int;
@@ -122,6 +123,10 @@ pub fn serve(payload: &[u8]) -> Option<Result<Vec<u8>>> {
             end(&r)?;
             read_link(&path)
         }
+        12 => {
+            end(&r)?;
+            sync(&path)
+        }
         _ => return None,
     };
     Some(answer)
@@ -173,7 +178,7 @@ fn open_to_change(path: &[u8], flags: i32, mode: u32) -> Result<Fd> {
     }
 }
 
-fn open_path(path: &[u8], follow: bool) -> Result<Fd> {
+pub fn open_path(path: &[u8], follow: bool) -> Result<Fd> {
     open_in(path, O_PATH | if follow { 0 } else { sys::O_NOFOLLOW }, 0)
 }
 
@@ -272,7 +277,7 @@ fn read(path: &[u8], at: u64, length: u32) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Flags: 1 make it, 2 empty it first, 4 it must be new, 8 at its end.
+/// Flags: 1 make it, 2 empty it first, 4 it must be new, 8 at its end, 16 no link at the last name.
 fn write(path: &[u8], at: u64, flags: u8, mode: u32, uid: u32, gid: u32, bytes: &[u8]) -> Result<Vec<u8>> {
     const O_TRUNC: i32 = 0o1000;
     let mut open = 0;
@@ -281,6 +286,9 @@ fn write(path: &[u8], at: u64, flags: u8, mode: u32, uid: u32, gid: u32, bytes: 
     }
     if flags & 4 != 0 {
         open |= O_EXCL;
+    }
+    if flags & 16 != 0 {
+        open |= sys::O_NOFOLLOW;
     }
     let is_new = flags & 1 != 0 && open_path(path, true).is_err();
     if flags & 2 != 0 {
@@ -316,25 +324,18 @@ fn write(path: &[u8], at: u64, flags: u8, mode: u32, uid: u32, gid: u32, bytes: 
     Ok(out)
 }
 
-/// Where to go on (0: that was all), then names and what they are. Without "." and "..".
-fn list(path: &[u8], cookie: u64) -> Result<Vec<u8>> {
-    let fd = open_in(path, sys::O_RDONLY | sys::O_DIRECTORY | sys::O_NONBLOCK, 0)?;
-    if cookie != 0 && unsafe { lseek(fd.0, cookie as i64, 0) } < 0 {
-        return Err(sys::errno());
-    }
-    let mut next: u64;
-    let mut entries: Vec<(Vec<u8>, Statx)> = Vec::new();
+/// `visit` has the name, its type as readdir has it, and where to go on behind it; false ends it. True: those were all. Without "." and "..".
+fn each_raw(folder: &Fd, visit: &mut dyn FnMut(&[u8], u8, u64) -> bool) -> Result<bool> {
     let mut buffer = [0u64; 1024];
-    'all: loop {
+    loop {
         let n = unsafe {
-            sys::syscall(numbers::GETDENTS64, fd.0, buffer.as_mut_ptr() as *mut u8, std::mem::size_of_val(&buffer))
+            sys::syscall(numbers::GETDENTS64, folder.0, buffer.as_mut_ptr() as *mut u8, std::mem::size_of_val(&buffer))
         };
         if n < 0 {
             return Err(sys::errno());
         }
         if n == 0 {
-            next = 0;
-            break 'all;
+            return Ok(true);
         }
         let raw = unsafe { std::slice::from_raw_parts(buffer.as_ptr() as *const u8, n as usize) };
         let mut at = 0;
@@ -348,18 +349,42 @@ fn list(path: &[u8], cookie: u64) -> Result<Vec<u8>> {
             let name = &name[..name.iter().position(|byte| *byte == 0).unwrap_or(name.len())];
             let mut off = [0u8; 8];
             off.copy_from_slice(&raw[at + 8..at + 16]);
-            if name != b"." && name != b".." {
-                // One that has gone meanwhile is left out.
-                if let Ok(found) = statx_of(fd.0, name, AT_SYMLINK_NOFOLLOW) {
-                    entries.push((name.to_vec(), found));
-                }
+            if name != b"." && name != b".." && !visit(name, raw[at + 18], u64::from_le_bytes(off)) {
+                return Ok(false);
             }
-            next = u64::from_le_bytes(off);
             at += length;
-            if entries.len() == MAX_ENTRIES {
-                break 'all;
-            }
         }
+    }
+}
+
+/// Each name in an open folder, and whether it is one itself.
+pub fn each_entry(folder: &Fd, visit: &mut dyn FnMut(&[u8], bool) -> bool) -> Result<bool> {
+    const DT_UNKNOWN: u8 = 0;
+    const DT_DIR: u8 = 4;
+    each_raw(folder, &mut |name, kind, _| {
+        let mode = || statx_of(folder.0, name, AT_SYMLINK_NOFOLLOW).map_or(0, |found| found.mode as u32 & sys::S_IFMT);
+        visit(name, kind == DT_DIR || (kind == DT_UNKNOWN && mode() == sys::S_IFDIR))
+    })
+}
+
+/// Where to go on (0: that was all), then names and what they are.
+fn list(path: &[u8], cookie: u64) -> Result<Vec<u8>> {
+    let fd = open_in(path, sys::O_RDONLY | sys::O_DIRECTORY | sys::O_NONBLOCK, 0)?;
+    if cookie != 0 && unsafe { lseek(fd.0, cookie as i64, 0) } < 0 {
+        return Err(sys::errno());
+    }
+    let mut next = 0;
+    let mut entries: Vec<(Vec<u8>, Statx)> = Vec::new();
+    let whole = each_raw(&fd, &mut |name, _, off| {
+        // One that has gone meanwhile is left out.
+        if let Ok(found) = statx_of(fd.0, name, AT_SYMLINK_NOFOLLOW) {
+            entries.push((name.to_vec(), found));
+        }
+        next = off;
+        entries.len() < MAX_ENTRIES
+    })?;
+    if whole {
+        next = 0;
     }
     let mut out = next.to_le_bytes().to_vec();
     out.extend_from_slice(&(entries.len() as u32).to_le_bytes());
@@ -437,6 +462,12 @@ fn change_attributes(path: &[u8], change: &Change) -> Result<Vec<u8>> {
 fn status_or(parent: &Fd, name: *const c_char) -> Result<Statx> {
     let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_bytes();
     statx_of(parent.0, name, AT_SYMLINK_NOFOLLOW)
+}
+
+/// Of a file or a folder: what was written to it outlives the machine.
+fn sync(path: &[u8]) -> Result<Vec<u8>> {
+    let fd = open_in(path, sys::O_RDONLY | sys::O_NONBLOCK | sys::O_NOCTTY, 0)?;
+    check(unsafe { fsync(fd.0) }).map(|_| Vec::new())
 }
 
 fn read_link(path: &[u8]) -> Result<Vec<u8>> {

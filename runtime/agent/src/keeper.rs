@@ -9,12 +9,17 @@
 //!
 //! One thread, one loop; nothing in it waits for a peer.
 
+mod foreign;
+
 use std::collections::{HashMap, VecDeque};
 
+use crate::cgroup;
 use crate::container::{self, Failure, Stage};
+use crate::oci;
 use crate::order;
 use crate::selfcopy;
 use crate::sys::{self, Fd, PollFd, POLLIN, POLLOUT};
+use crate::thaw;
 use crate::wire::{self, Channel, Frame, Reader, Received};
 
 /// Of frames from one agent that Node has not taken, in bytes.
@@ -40,14 +45,33 @@ struct Kept {
     _lock: Fd,
     state: State,
     pid: i32,
+    /// It has a user namespace, and cannot get to its root by itself.
+    mapped: bool,
+    /// Of one by an OCI runtime, while `pid` is the runtime's.
+    pid_file: Vec<u8>,
+    /// It came from an OCI runtime, and may be no child of ours yet.
+    is_foreign: bool,
+    /// Its agent has greeted meanwhile.
+    greeted: bool,
     channel: Option<Channel>,
     status: i32,
     failure: Vec<u8>,
+    /// Folder of its commands' groups, once there was one.
+    groups: Vec<u8>,
     /// It goes when it has ended, and nobody is told.
     forgotten: bool,
     /// Sent to Node, or to be sent to the next one.
     untaken: VecDeque<Frame>,
     untaken_bytes: usize,
+}
+
+impl Kept {
+    fn kill(&self) {
+        let _ = sys::send_signal(self.pid, sys::SIGKILL);
+        if !self.groups.is_empty() {
+            thaw::commands(&self.groups);
+        }
+    }
 }
 
 struct Keeper {
@@ -230,15 +254,20 @@ impl Keeper {
                 self.tell(wire::HELD, id, &errno.to_le_bytes());
             }
             wire::PREPARE => self.prepare(id, &frame.payload),
+            wire::START_BY_RUNTIME => self.start_by_runtime(id, &frame.payload),
             wire::LAUNCH => {
-                if let Some(Kept { state: State::Begun, channel: Some(channel), .. }) = self.kept.get_mut(&id) {
-                    channel.send(wire::LAUNCH, id, &frame.payload);
+                let begun = self.kept.get_mut(&id);
+                if let Some(Kept { state: State::Begun, channel: Some(channel), mapped, pid, failure, .. }) = begun {
+                    if let Err(problem) = container::send_order(channel, id, &frame.payload, *mapped) {
+                        *failure = container::failure_payload(&problem);
+                        let _ = sys::send_signal(*pid, sys::SIGKILL);
+                    }
                 }
             }
             wire::CANCEL => {
                 if let Some(kept) = self.kept.get(&id) {
                     if kept.pid > 0 {
-                        let _ = sys::send_signal(kept.pid, sys::SIGKILL);
+                        kept.kill();
                     }
                 }
             }
@@ -252,8 +281,12 @@ impl Keeper {
                 let folder = r.text()?;
                 let (kind, about) = (r.u8()?, r.u32()?);
                 let payload = &frame.payload[4 + folder.len() + 5..];
-                match group_entry(&folder) {
+                match cgroup::command_entry(&folder) {
                     Ok(entry) => {
+                        // Others are for limits.
+                        if let (wire::EXEC, Some(kept)) = (kind, self.kept.get_mut(&id)) {
+                            kept.groups = parent_of(&folder).to_vec();
+                        }
                         if let Some(channel) = self.agent(id) {
                             channel.send_carrying(kind, about, payload, entry);
                         }
@@ -282,7 +315,7 @@ impl Keeper {
                 match self.kept.get_mut(&id) {
                     Some(kept) if kept.pid > 0 => {
                         kept.forgotten = true;
-                        let _ = sys::send_signal(kept.pid, sys::SIGKILL);
+                        kept.kill();
                     }
                     _ => {
                         self.kept.remove(&id);
@@ -316,9 +349,14 @@ impl Keeper {
             _lock: lock,
             state: State::Held,
             pid: 0,
+            mapped: false,
+            pid_file: Vec::new(),
+            is_foreign: false,
+            greeted: false,
             channel: None,
             status: 0,
             failure: Vec::new(),
+            groups: Vec::new(),
             forgotten: false,
             untaken: VecDeque::new(),
             untaken_bytes: 0,
@@ -337,6 +375,10 @@ impl Keeper {
                         kept.pid = pid;
                         kept.channel = Some(channel);
                         kept.state = State::Begun;
+                        kept.mapped = preparation.is_mapped();
+                        if kept.mapped {
+                            self.tell(wire::PREPARED, id, &(pid as u32).to_le_bytes());
+                        }
                         Ok(())
                     }
                     Err(failure) => Err(failed(&failure)),
@@ -370,10 +412,15 @@ impl Keeper {
         if !open {
             // It has ended, or it says what no agent says.
             kept.channel = None;
-            let _ = sys::send_signal(kept.pid, sys::SIGKILL);
+            kept.kill();
         }
+        let lost = if !open && kept.is_foreign && !oci::is_there(kept.pid) { kept.pid } else { 0 };
         for frame in frames {
             self.from_agent(id, frame);
+        }
+        if lost > 0 {
+            // Reaped by a process of the runtime: it was never a child of ours.
+            self.ended(lost, sys::SIGKILL);
         }
     }
 
@@ -384,11 +431,7 @@ impl Keeper {
         };
         if kept.state == State::Begun {
             match frame.kind {
-                wire::HELLO => {
-                    kept.state = State::Running;
-                    let pid = kept.pid as u32;
-                    self.tell(wire::STARTED, id, &pid.to_le_bytes());
-                }
+                wire::HELLO => self.has_greeted(id),
                 // Told when nothing of it is left.
                 wire::FAILED => kept.failure = frame.payload,
                 _ => {}
@@ -407,6 +450,12 @@ impl Keeper {
             Some((id, _)) => *id,
             None => return,
         };
+        if self.is_handed_over(id, status) {
+            return;
+        }
+        if let Some(kept) = self.kept.get_mut(&id) {
+            kept.is_foreign = false;
+        }
         // Whatever it said before it ended.
         for _ in 0..64 {
             if !matches!(self.kept.get(&id), Some(kept) if kept.channel.is_some()) {
@@ -444,11 +493,6 @@ fn send_from_agent(control: &mut Channel, id: u32, frame: &Frame) {
     control.send(wire::FROM_AGENT, id, &payload);
 }
 
-/// A command's group, made by the host: nothing inside can.
-fn group_entry(folder: &[u8]) -> sys::Result<Fd> {
-    match sys::make_dir(folder, 0o755) {
-        Ok(()) | Err(sys::EEXIST) => {}
-        Err(errno) => return Err(errno),
-    }
-    sys::open_at(&[folder, b"/cgroup.procs"].concat(), sys::O_WRONLY, 0)
+fn parent_of(path: &[u8]) -> &[u8] {
+    &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)]
 }

@@ -32,6 +32,8 @@ struct Sandbox {
     failure: Option<Vec<u8>>,
     cgroups: Vec<Cgroup>,
     client: Option<u32>,
+    /// It has a user namespace, and cannot get to its root by itself.
+    mapped: bool,
 }
 
 struct Client {
@@ -218,16 +220,23 @@ impl Launcher {
         match container::start(&preparation, &stdio) {
             Err(failure) => self.control.send(wire::FAILED, id, &container::failure_payload(&failure)),
             Ok((pid, status)) => {
+                let mapped = preparation.is_mapped();
                 let Preparation { cgroups, .. } = preparation;
-                self.sandboxes.insert(id, Sandbox { pid, status: Some(status), failure: None, cgroups, client });
+                self.sandboxes.insert(id, Sandbox { pid, status: Some(status), failure: None, cgroups, client, mapped });
+                if mapped {
+                    self.control.send(wire::PREPARED, id, &(pid as u32).to_le_bytes());
+                }
             }
         }
     }
 
     fn launch(&mut self, id: u32, payload: &[u8]) {
         // Its process may have failed already: then that was told.
-        if let Some(Sandbox { status: Some(status), .. }) = self.sandboxes.get_mut(&id) {
-            status.send(wire::LAUNCH, id, payload);
+        if let Some(Sandbox { status: Some(status), mapped, pid, failure, .. }) = self.sandboxes.get_mut(&id) {
+            if let Err(problem) = container::send_order(status, id, payload, *mapped) {
+                *failure = Some(container::failure_payload(&problem));
+                let _ = sys::send_signal(*pid, sys::SIGKILL);
+            }
         }
     }
 
@@ -329,7 +338,7 @@ impl Launcher {
                 relay.finish();
             }
         }
-        cgroup::remove(&sandbox.cgroups);
+        cgroup::remove_uncounted(&sandbox.cgroups);
         match sandbox.failure {
             Some(failure) => self.control.send(wire::FAILED, id, &failure),
             None => self.control.send(wire::ENDED, id, &status.to_le_bytes()),
@@ -382,6 +391,10 @@ impl Launcher {
                 }
                 wire::SIGNAL if client.greeted && frame.payload.len() == 4 => {
                     self.control.send(wire::CLIENT_SIGNAL, id, &frame.payload);
+                }
+                wire::INPUT | wire::INPUT_END | wire::OUTPUT_TAKEN if client.greeted => {
+                    let payload = [&[frame.kind][..], &frame.payload].concat();
+                    self.control.send(wire::CLIENT_STREAM, id, &payload);
                 }
                 _ => gone = true,
             }

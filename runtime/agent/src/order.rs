@@ -11,6 +11,20 @@ pub struct Preparation {
     /// CLONE_NEW*, without that of mounts: the root is mounted meanwhile.
     pub namespaces: u64,
     pub cgroups: Vec<Cgroup>,
+    /// Of users and groups, in its user namespace. Empty: it has none, and its root is the machine's.
+    pub id_map: Vec<IdExtent>,
+}
+
+impl Preparation {
+    pub fn is_mapped(&self) -> bool {
+        !self.id_map.is_empty()
+    }
+}
+
+pub struct IdExtent {
+    pub inside: u32,
+    pub outside: u32,
+    pub count: u32,
 }
 
 pub struct Order {
@@ -42,6 +56,8 @@ pub struct Order {
     pub seccomp: Vec<u8>,
     /// In place of the command: the agent, with its channel, which ends the sandbox after so many milliseconds (0: never).
     pub agent: Option<u64>,
+    /// AppArmor's, taken on by the exec. Empty: none.
+    pub apparmor: Vec<u8>,
 }
 
 pub enum Stdio {
@@ -81,6 +97,8 @@ pub struct Cgroup {
     pub writes: Vec<(Vec<u8>, Vec<u8>)>,
     /// Of a v2 group: struct bpf_insn, for BPF_CGROUP_DEVICE. Empty: none.
     pub device_program: Vec<u8>,
+    /// The group below it that is entered instead. Empty: itself.
+    pub leaf: Vec<u8>,
 }
 
 /// None when it does not parse to its very end.
@@ -103,10 +121,14 @@ pub fn parse_preparation(payload: &[u8]) -> Option<Preparation> {
                 is_cpuset: r.u8()? != 0,
                 writes: r.list(|r| Some((r.text()?, r.bytes()?)))?,
                 device_program: r.bytes()?,
+                leaf: r.text()?,
             })
         })?,
+        id_map: r.list(|r| Some(IdExtent { inside: r.u32()?, outside: r.u32()?, count: r.u32()? }))?,
     };
-    let whole = r.is_at_end() && preparation.cgroups.iter().all(|group| group.device_program.len() % 8 == 0);
+    let whole = r.is_at_end()
+        && preparation.is_mapped() == (preparation.namespaces & crate::userns::NEW_USER != 0)
+        && preparation.cgroups.iter().all(|group| group.device_program.len() % 8 == 0);
     if whole {
         Some(preparation)
     } else {
@@ -147,6 +169,7 @@ pub fn parse_order(payload: &[u8]) -> Option<Order> {
             (1, lifetime) => Some(lifetime),
             _ => return None,
         },
+        apparmor: r.text()?,
     };
     let whole = r.is_at_end()
         && !order.args.is_empty()

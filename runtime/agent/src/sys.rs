@@ -117,6 +117,7 @@ extern "C" {
     fn mount(src: *const c_char, dst: *const c_char, ty: *const c_char, fl: c_ulong, data: *const c_void) -> c_int;
     fn umount2(p: *const c_char, fl: c_int) -> c_int;
     fn chdir(p: *const c_char) -> c_int;
+    fn fchdir(fd: c_int) -> c_int;
     fn umask(m: c_uint) -> c_uint;
     fn setsid() -> c_int;
     #[link_name = "unshare"]
@@ -129,7 +130,7 @@ extern "C" {
     fn bind(fd: c_int, a: *const SockAddrUn, len: c_uint) -> c_int;
     fn listen(fd: c_int, n: c_int) -> c_int;
     fn accept4(fd: c_int, a: *mut c_void, l: *mut c_uint, fl: c_int) -> c_int;
-    fn connect(fd: c_int, a: *const SockAddrUn, len: c_uint) -> c_int;
+    fn connect(fd: c_int, a: *const c_void, len: c_uint) -> c_int;
     fn getsockopt(fd: c_int, l: c_int, o: c_int, v: *mut c_void, n: *mut c_uint) -> c_int;
     fn setsockopt(fd: c_int, l: c_int, o: c_int, v: *const c_void, n: c_uint) -> c_int;
     fn recvmsg(fd: c_int, m: *mut MsgHdr, f: c_int) -> isize;
@@ -183,6 +184,7 @@ pub const OPENAT2: i64 = 437;
 pub const ENOENT: i32 = 2;
 pub const EINTR: i32 = 4;
 pub const EAGAIN: i32 = 11;
+pub const EPIPE: i32 = 32;
 pub const EACCES: i32 = 13;
 pub const EBUSY: i32 = 16;
 pub const EEXIST: i32 = 17;
@@ -231,6 +233,7 @@ pub const POLLIN: i16 = 1;
 pub const POLLOUT: i16 = 4;
 
 pub const PR_SET_PDEATHSIG: i32 = 1;
+pub const PR_SET_CHILD_SUBREAPER: i32 = 36;
 pub const PR_SET_DUMPABLE: i32 = 4;
 pub const PR_SET_KEEPCAPS: i32 = 8;
 pub const PR_SET_SECCOMP: i32 = 22;
@@ -484,6 +487,11 @@ pub fn reap() -> Option<(i32, i32)> {
         None
     }
 }
+/// One that has ended is reaped, and is none any more.
+pub fn is_own_child(pid: i32) -> bool {
+    let mut status = 0;
+    pid > 0 && unsafe { waitpid(pid, &mut status, 1) } == 0
+}
 pub fn send_signal(pid: i32, number: i32) -> Result<()> {
     check(unsafe { kill(pid, number) }).map(|_| ())
 }
@@ -563,6 +571,9 @@ pub fn change_dir(path: &[u8]) -> Result<()> {
     check(unsafe { chdir(p(&path)) }).map(|_| ())
 }
 /// The working directory as the kernel names it: not absolute when it lies outside the root.
+pub fn change_dir_fd(fd: i32) -> Result<()> {
+    check(unsafe { fchdir(fd) }).map(|_| ())
+}
 pub fn working_dir() -> Result<Vec<u8>> {
     let mut buffer = [0u8; 4096];
     if unsafe { getcwd(buffer.as_mut_ptr() as *mut c_char, buffer.len()) }.is_null() {
@@ -793,8 +804,12 @@ pub fn connect_to(path: &[u8], seconds: u64) -> Result<Fd> {
     const SO_SNDTIMEO: c_int = 21;
     let timeout = [seconds, 0u64];
     check(unsafe { setsockopt(fd.0, 1, SO_SNDTIMEO, timeout.as_ptr() as *const c_void, 16) })?;
-    check(unsafe { connect(fd.0, &address, length) })?;
+    check(unsafe { connect(fd.0, &address as *const SockAddrUn as *const c_void, length) })?;
     Ok(fd)
+}
+/// `address`: a struct sockaddr_in or sockaddr_in6.
+pub fn connect_socket(fd: i32, address: &[u8]) -> Result<()> {
+    check(unsafe { connect(fd, address.as_ptr() as *const c_void, address.len() as c_uint) }).map(|_| ())
 }
 pub fn peer_of(fd: i32) -> Result<UCred> {
     let mut found = UCred { pid: 0, uid: u32::MAX, gid: u32::MAX };

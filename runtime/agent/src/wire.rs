@@ -17,7 +17,7 @@ pub const HEADER: usize = 9;
 pub const MAX_PAYLOAD: usize = 8 << 20;
 
 /// Of the orders, of the client's greeting, of everything: both ends must say the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Node to launcher.
 pub const LAUNCH: u8 = 1;
@@ -31,6 +31,7 @@ pub const TO_AGENT: u8 = 7;
 pub const TO_AGENT_IN_GROUP: u8 = 8;
 pub const TAKEN: u8 = 9;
 pub const FORGET: u8 = 10;
+pub const START_BY_RUNTIME: u8 = 11;
 /// Launcher to Node.
 pub const READY: u8 = 100;
 pub const STARTED: u8 = 101;
@@ -41,19 +42,27 @@ pub const HELD: u8 = 104;
 pub const KEPT: u8 = 105;
 pub const ALL_KEPT: u8 = 106;
 pub const FROM_AGENT: u8 = 107;
+/// Both to Node: the process of a sandbox with a user namespace is there, and waits for its order.
+pub const PREPARED: u8 = 108;
 /// Launcher to Node about clients.
 pub const CLIENT: u8 = 110;
 pub const CLIENT_SIGNAL: u8 = 111;
 pub const CLIENT_GONE: u8 = 112;
+/// Its input, and what it took of its output: the type of the client's frame, then its payload.
+pub const CLIENT_STREAM: u8 = 113;
 /// Client to service.
 pub const GREETING: u8 = 30;
 pub const SIGNAL: u8 = 31;
+pub const INPUT: u8 = 32;
+pub const INPUT_END: u8 = 33;
+pub const OUTPUT_TAKEN: u8 = 34;
 /// Service to client.
 pub const DECLINED: u8 = 40;
 pub const ACCEPTED: u8 = 41;
 pub const OUTPUT: u8 = 42;
 pub const EXIT: u8 = 43;
 pub const TERMINAL: u8 = 44;
+pub const INPUT_WANTED: u8 = 45;
 /// Host to agent; the id is the command's, or the request's.
 pub const EXEC: u8 = 50;
 pub const STDIN: u8 = 51;
@@ -64,7 +73,16 @@ pub const CREDIT: u8 = 55;
 pub const DROP: u8 = 56;
 pub const SCRIPT: u8 = 57;
 pub const WHICH: u8 = 58;
+pub const GROUP: u8 = 59;
 pub const FILE: u8 = 60;
+/// Connections to ports inside.
+pub const CONNECT: u8 = 61;
+pub const SEND: u8 = 62;
+pub const SEND_END: u8 = 63;
+/// Of connections and watches.
+pub const TAKE: u8 = 64;
+pub const CLOSE: u8 = 65;
+pub const WATCH: u8 = 66;
 /// Agent to host.
 pub const HELLO: u8 = 150;
 pub const RUNS: u8 = 151;
@@ -78,6 +96,14 @@ pub const MARK: u8 = 158;
 pub const THESE: u8 = 159;
 pub const FILE_DONE: u8 = 160;
 pub const FILE_FAILED: u8 = 161;
+pub const CONNECTED: u8 = 162;
+pub const RECEIVED: u8 = 163;
+pub const RECEIVED_END: u8 = 164;
+pub const SENT: u8 = 165;
+/// Of connections and watches.
+pub const CLOSED: u8 = 166;
+pub const WATCHES: u8 = 167;
+pub const EVENTS: u8 = 168;
 
 pub struct Frame {
     pub kind: u8,

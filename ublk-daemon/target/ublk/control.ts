@@ -135,7 +135,12 @@ export class UblkControl {
     });
   }
 
-  /** The same by name. */
+  /** Whether it has one of them. */
+  async has(feature: number): Promise<boolean> {
+    return (((await this.featureBits()) ?? 0n) & BigInt(feature)) !== 0n;
+  }
+
+  /** All of them by name. */
   async features(): Promise<string[] | undefined> {
     const bits = await this.featureBits();
     return bits === undefined ? undefined : featureNames(bits);

@@ -18,7 +18,7 @@ import { messageOf, spawnWorker, systemCode } from '#base';
 import { becomeIoFlusher, CAPABILITY, hasEffective, type Mapping, makeEventFd, mapPages, raiseEventFd } from '#linux';
 import { fail } from '../../errors.ts';
 import type { BlockTarget } from '../block-target.ts';
-import { fileOf, immediateOf } from '../capabilities.ts';
+import { fileOf, type Immediate, immediateOf } from '../capabilities.ts';
 import { errnoOf } from '../target-error.ts';
 import { UblkControl } from './control.ts';
 import { FEATURE } from './features.ts';
@@ -70,7 +70,9 @@ export async function serveUblk(options: UblkOptions): Promise<UblkDevice> {
   try {
     const privileged = hasEffective(CAPABILITY.SYS_ADMIN);
     const kind = privileged ? FEATURE.USER_RECOVERY | FEATURE.USER_RECOVERY_REISSUE : FEATURE.UNPRIVILEGED;
-    const flags = FEATURE.CMD_IOCTL_ENCODE | kind;
+    // Disks of layers have their bytes in buffers anyway. The kernel does not let other users copy.
+    const copies = privileged && fileOf(target) !== undefined && (await control.has(FEATURE.USER_COPY));
+    const flags = FEATURE.CMD_IOCTL_ENCODE | kind | (copies ? FEATURE.USER_COPY : 0);
     added = await control.add({ id, queues, depth, maxIoBytes, pid: process.pid, flags, mark });
     if (!privileged) await ownNode(`/dev/ublkc${added.id}`);
     const { sizeBytes, blockSize, readOnly } = target;
@@ -186,6 +188,7 @@ interface Queue {
 class Serving implements UblkDevice {
   readonly failed: Promise<never>;
   readonly #target: BlockTarget;
+  readonly #immediate: Immediate | undefined;
   readonly #control: UblkControl;
   readonly #queues: Queue[] = [];
   #device: number | undefined;
@@ -195,6 +198,7 @@ class Serving implements UblkDevice {
 
   constructor(target: BlockTarget, control: UblkControl) {
     this.#target = target;
+    this.#immediate = immediateOf(target);
     this.#control = control;
     this.failed = new Promise((_, reject) => {
       this.#reject = reject;
@@ -216,8 +220,7 @@ class Serving implements UblkDevice {
   }
 
   async resized(): Promise<boolean> {
-    const bits = await this.#control.featureBits();
-    if (((bits ?? 0n) & BigInt(FEATURE.UPDATE_SIZE)) === 0n || !this.recoverable) return false;
+    if (!this.recoverable || !(await this.#control.has(FEATURE.UPDATE_SIZE))) return false;
     await this.#control.updateSize(this.id, this.#target.sizeBytes);
     return true;
   }
@@ -231,7 +234,7 @@ class Serving implements UblkDevice {
     await Promise.all(Array.from({ length: info.queues }, (_, queue) => this.#startQueue(info, queue)));
   }
 
-  #startQueue({ depth, maxIoBytes }: DeviceInfo, queue: number): Promise<void> {
+  #startQueue({ depth, maxIoBytes, flags }: DeviceInfo, queue: number): Promise<void> {
     const { port1, port2 } = new MessageChannel();
     const buffers = mapPages(depth * maxIoBytes);
     const wake = makeEventFd();
@@ -244,7 +247,9 @@ class Serving implements UblkDevice {
       wake,
       port: port2,
       file: fileOf(this.#target),
+      sizeBytes: this.#target.sizeBytes,
       readOnly: this.#target.readOnly,
+      copies: (flags & FEATURE.USER_COPY) !== 0,
     };
     const worker = spawnWorker('ublk-queue', new URL('./queue-worker.ts', import.meta.url), {
       workerData: data,
@@ -281,33 +286,56 @@ class Serving implements UblkDevice {
 
   #take(queue: Queue, batch: RequestBatch, maxIoBytes: number): void {
     for (let i = 0; i < batch.length; i += 5) {
-      const [tag, operation, flags, offset, length] = batch.slice(i, i + 5) as [number, number, number, number, number];
+      const [tag, operation, flags] = [batch[i]!, batch[i + 1]!, batch[i + 2]!];
+      const [offset, length] = [batch[i + 3]!, batch[i + 4]!];
       queue.owed.add(tag);
-      queue.working++;
       const bytes = queue.buffers.bytes.subarray(tag * maxIoBytes, tag * maxIoBytes + length);
-      this.#perform(operation, flags, offset, length, bytes)
-        .then(
-          () => this.#answer(queue, tag, length),
-          (error: unknown) => this.#answer(queue, tag, -errnoOf(error)),
-        )
-        .finally(() => {
-          queue.working--;
-          releaseBuffers(queue);
-        });
+      const result = this.#performNow(operation, flags, offset, length, bytes);
+      if (result !== undefined) this.#answer(queue, tag, result);
+      else this.#performLater(queue, tag, operation, flags, offset, length, bytes);
     }
+    // What is at hand does not wait for another turn of the event loop.
+    if (queue.results.length > 0) sendResults(queue);
+  }
+
+  /** A count or minus an errno; undefined where the target has to wait. */
+  #performNow(operation: number, flags: number, offset: number, length: number, bytes: Buffer): number | undefined {
+    const immediate = this.#immediate;
+    if (immediate === undefined) return undefined;
+    try {
+      if (operation === OPERATION.READ) return immediate.readNow(bytes, 0, offset, length) ? length : undefined;
+      if (operation !== OPERATION.WRITE || (flags & OPERATION_FLAG.FUA) !== 0) return undefined;
+      return immediate.writeNow(offset, bytes) ? length : undefined;
+    } catch (error) {
+      return -errnoOf(error);
+    }
+  }
+
+  #performLater(
+    queue: Queue,
+    tag: number,
+    ...[operation, flags, offset, length, bytes]: [number, number, number, number, Buffer]
+  ): void {
+    queue.working++;
+    this.#perform(operation, flags, offset, length, bytes)
+      .then(
+        () => this.#answer(queue, tag, length),
+        (error: unknown) => this.#answer(queue, tag, -errnoOf(error)),
+      )
+      .finally(() => {
+        queue.working--;
+        releaseBuffers(queue);
+      });
   }
 
   async #perform(operation: number, flags: number, offset: number, length: number, bytes: Buffer): Promise<void> {
     const target = this.#target;
-    const immediate = immediateOf(target);
     const fua = (flags & OPERATION_FLAG.FUA) !== 0;
     switch (operation) {
       case OPERATION.READ:
-        if (immediate?.readNow(bytes, 0, offset, length)) return;
         (await target.read(offset, length)).copy(bytes);
         return;
       case OPERATION.WRITE:
-        if (!fua && immediate?.writeNow(offset, bytes)) return;
         return target.write(offset, bytes, { fua });
       case OPERATION.FLUSH:
         return target.flush();
@@ -328,10 +356,7 @@ class Serving implements UblkDevice {
     queue.scheduled = true;
     setImmediate(() => {
       queue.scheduled = false;
-      if (queue.detached) return;
-      queue.port.postMessage(queue.results);
-      queue.results = [];
-      raiseEventFd(queue.wake);
+      if (!queue.detached && queue.results.length > 0) sendResults(queue);
     });
   }
 
@@ -392,6 +417,12 @@ class Serving implements UblkDevice {
     }
     await this.#control.close();
   }
+}
+
+function sendResults(queue: Queue): void {
+  queue.port.postMessage(queue.results);
+  queue.results = [];
+  raiseEventFd(queue.wake);
 }
 
 /** A target that answers late writes into its buffer all the same: touching one that is unmapped would end the process. */

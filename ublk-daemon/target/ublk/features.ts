@@ -7,6 +7,7 @@ export const FEATURE = {
   USER_RECOVERY_REISSUE: 1 << 4,
   UNPRIVILEGED: 1 << 5,
   CMD_IOCTL_ENCODE: 1 << 6,
+  USER_COPY: 1 << 7,
   UPDATE_SIZE: 1 << 10,
 } as const;
 
@@ -33,7 +34,12 @@ export const UBLK_FEATURES: readonly UblkFeature[] = [
   { name: 'reissue', since: '6.1', use: 'needed', why: 'what was at work when the server died is done by the next' },
   { name: 'unprivileged', since: '6.3', use: 'used', why: 'devices of users that are not root' },
   { name: 'ioctl encoding', since: '6.4', use: 'needed', why: 'the only numbers for commands that newer kernels take' },
-  { name: 'user copy', since: '6.5', use: 'unused', why: 'a call more for each request, to copy the same bytes once' },
+  {
+    name: 'user copy',
+    since: '6.5',
+    use: 'used',
+    why: 'raw files: one copy a request, straight from or to the file’s pages',
+  },
   { name: 'zoned', since: '6.6', use: 'unused', why: 'disks have no zones' },
   {
     name: 'recovery with failed I/O',

@@ -14,7 +14,10 @@ export interface QueueData {
   readonly port: MessagePort;
   /** The thread answers from this file itself; without it, requests go to the owner. */
   readonly file: number | undefined;
+  readonly sizeBytes: number;
   readonly readOnly: boolean;
+  /** The device is one whose server copies (USER_COPY). */
+  readonly copies: boolean;
 }
 
 /** To the owner: every tag has been offered to the kernel. */

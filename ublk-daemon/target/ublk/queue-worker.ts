@@ -3,13 +3,13 @@
  * the owner's answers (an eventfd that is read through the same ring). What a turn has made, replies and file operations, goes out
  * with the call that waits for the next.
  *
- * Where a small file operation does not wait it is made at once, without the ring: the kernel gives writes into the page cache, and whatever
- * goes to tmpfs, to threads of its own, and the way there and back costs more than the copy.
+ * What a file has in memory goes straight between its pages and the request (request-bytes.ts). Where that cannot be, and a small operation
+ * on the file does not wait, it is made at once, without the ring: the kernel gives writes into the page cache, and whatever goes to tmpfs, to
+ * threads of its own, and the way there and back costs more than the copy.
  *
  * It ends when the device has been stopped: then each tag comes back with ENODEV. Or when it is told to leave: closing the ring takes back what
  * it had offered, and the kernel keeps the requests for the next server.
  */
-import { readSync, writeSync } from 'node:fs';
 import { type MessagePort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 import {
   becomeIoFlusher,
@@ -20,18 +20,17 @@ import {
   mapPages,
   RING_FLAG,
   RING_OPERATION,
+  readTo,
   SyscallError,
-  viewPages,
+  writeFrom,
 } from '#linux';
 import { isInMemory } from '../file-target.ts';
 import { IO, IO_DESC_BYTES, MAX_DEPTH, OPERATION, OPERATION_FLAG } from './protocol.ts';
 import { LEAVE, type QueueData, READY, type RequestBatch, type ResultBatch } from './queue-messages.ts';
+import { MappedFile, RequestBytes } from './request-bytes.ts';
 
-const { device, queue, depth, maxIoBytes, buffers, wake, port, file, readOnly } = workerData as QueueData & {
-  port: MessagePort;
-};
-/** `buffers` as bytes: of the owner, who unmaps them when this thread has ended. */
-const memory = viewPages(buffers, depth * maxIoBytes);
+const { device, queue, depth, maxIoBytes, buffers, wake, port, file, sizeBytes, readOnly, copies } =
+  workerData as QueueData & { port: MessagePort };
 
 /** User data: a tag, with one of these for what is not a request of the kernel. */
 const WAKE = 1 << 30;
@@ -65,6 +64,9 @@ const descriptors = mapFile(device, pages, queue * Math.ceil((MAX_DEPTH * IO_DES
 const described = new Uint32Array(descriptors.bytes.buffer, descriptors.bytes.byteOffset, pages >> 2);
 const note = mapPages(4096);
 const inMemory = file !== undefined && isInMemory(`/proc/self/fd/${file}`);
+/** Without it the kernel copies between the request and its buffer: of a write before it is offered, of a read when it is answered. */
+const bytes = copies ? new RequestBytes(device, queue) : undefined;
+const mapped = mapTheFile();
 /** File operations that are with the kernel: they use the buffers. */
 let working = 0;
 /** How much of a tag's transfer is done: files may answer with less than asked. */
@@ -87,6 +89,7 @@ while ((live > 0 && !leaving) || working > 0) {
 }
 // A mapping left behind would keep the device from being deleted.
 descriptors.unmap();
+mapped?.unmap();
 ring.close();
 note.unmap();
 port.close();
@@ -102,6 +105,16 @@ function openRing(): IoUring {
   }
 }
 
+function mapTheFile(): MappedFile | undefined {
+  if (bytes === undefined || file === undefined) return undefined;
+  try {
+    return new MappedFile(bytes, { file, sizeBytes, readOnly, inMemory, maxIoBytes });
+  } catch {
+    // No addresses left for it: buffers do.
+    return undefined;
+  }
+}
+
 function listenForOwner(): void {
   ring.prepareRead(wake, note.address, 8, undefined, WAKE);
 }
@@ -114,7 +127,17 @@ function answer(command: number, tag: number, result: number): void {
   // struct ublksrv_io_cmd: queue and tag, result, address.
   words[at + 12] = queue | (tag << 16);
   words[at + 13] = result;
-  ring.put64(at + 14, buffers + tag * maxIoBytes);
+  if (!copies) ring.put64(at + 14, bufferOf(tag));
+}
+
+function bufferOf(tag: number): number {
+  return buffers + tag * maxIoBytes;
+}
+
+/** What a read has found goes from its buffer to who asked. */
+function given(tag: number, result: number): number {
+  if (bytes === undefined || result <= 0 || operationOf(tag) !== OPERATION.READ) return result;
+  return bytes.give(tag, bufferOf(tag), result) ? result : -EIO;
 }
 
 function completed(userData: number, result: number): void {
@@ -127,7 +150,10 @@ function completed(userData: number, result: number): void {
         leaving = true;
         return;
       }
-      for (let i = 0; i < message.length; i += 2) answer(IO.COMMIT_AND_FETCH, message[i]!, message[i + 1]!);
+      for (let i = 0; i < message.length; i += 2) {
+        const tag = message[i]!;
+        answer(IO.COMMIT_AND_FETCH, tag, given(tag, message[i + 1]!));
+      }
     }
     listenForOwner();
     return;
@@ -171,7 +197,8 @@ function offsetOf(tag: number): number {
 function request(tag: number): void {
   const operation = operationOf(tag);
   if (file === undefined) {
-    requests.push(tag, operation, flagsOf(tag), offsetOf(tag), lengthOf(tag));
+    if (operation === OPERATION.WRITE && !taken(tag)) answer(IO.COMMIT_AND_FETCH, tag, -EIO);
+    else requests.push(tag, operation, flagsOf(tag), offsetOf(tag), lengthOf(tag));
     return;
   }
   if (readOnly && operation !== OPERATION.READ && operation !== OPERATION.FLUSH) {
@@ -180,10 +207,15 @@ function request(tag: number): void {
   }
   switch (operation) {
     case OPERATION.READ:
+      if (mapped?.read(tag, offsetOf(tag), lengthOf(tag))) answer(IO.COMMIT_AND_FETCH, tag, lengthOf(tag));
+      else if (inMemory && lengthOf(tag) <= NOW_BYTES) transferNow(tag);
+      else transfer(tag, 0);
+      return;
     case OPERATION.WRITE:
-      done[tag] = 0;
-      if (lengthOf(tag) <= NOW_BYTES && (operation === OPERATION.WRITE || inMemory)) transferNow(tag);
-      else transfer(tag);
+      if (mapped?.write(tag, offsetOf(tag), lengthOf(tag))) finish(tag);
+      else if (!taken(tag)) answer(IO.COMMIT_AND_FETCH, tag, -EIO);
+      else if (lengthOf(tag) <= NOW_BYTES) transferNow(tag);
+      else transfer(tag, 0);
       return;
     case OPERATION.FLUSH:
       sync(tag);
@@ -199,36 +231,30 @@ function request(tag: number): void {
   }
 }
 
+/** The bytes of a write are in its buffer. */
+function taken(tag: number): boolean {
+  return bytes === undefined || bytes.take(tag, bufferOf(tag), lengthOf(tag));
+}
+
 function transferNow(tag: number): void {
-  const result = transferredNow(tag);
-  if (result < 0) answer(IO.COMMIT_AND_FETCH, tag, result);
-  else finish(tag);
-}
-
-/** All of it, or minus an errno. */
-function transferredNow(tag: number): number {
   const length = lengthOf(tag);
-  const reads = operationOf(tag) === OPERATION.READ;
-  try {
-    for (let at = 0; at < length; ) {
-      const to = tag * maxIoBytes + at;
-      const from = offsetOf(tag) + at;
-      const count = reads
-        ? readSync(file!, memory, to, length - at, from)
-        : writeSync(file!, memory, to, length - at, from);
-      if (count === 0) return -EIO;
-      at += count;
+  const move = operationOf(tag) === OPERATION.READ ? readTo : writeFrom;
+  for (let at = 0; at < length; ) {
+    const count = move(bufferOf(tag) + at, length - at, file!, offsetOf(tag) + at);
+    if (count <= 0) {
+      // The file ended inside the disk.
+      answer(IO.COMMIT_AND_FETCH, tag, count < 0 ? count : -EIO);
+      return;
     }
-    return length;
-  } catch (error) {
-    return (error as { errno?: number }).errno ?? -EIO;
+    at += count;
   }
+  finish(tag);
 }
 
-function transfer(tag: number): void {
+function transfer(tag: number, at: number): void {
   working++;
-  const at = done[tag]!;
-  const address = buffers + tag * maxIoBytes + at;
+  done[tag] = at;
+  const address = bufferOf(tag) + at;
   const length = lengthOf(tag) - at;
   if (operationOf(tag) === OPERATION.READ) ring.prepareRead(file!, address, length, offsetOf(tag) + at, TRANSFER | tag);
   else ring.prepareWrite(file!, address, length, offsetOf(tag) + at, TRANSFER | tag);
@@ -240,14 +266,14 @@ function transferred(tag: number, result: number): void {
     answer(IO.COMMIT_AND_FETCH, tag, result < 0 ? result : -EIO);
     return;
   }
-  done[tag] = done[tag]! + result;
-  if (done[tag]! < lengthOf(tag)) transfer(tag);
+  const at = done[tag]! + result;
+  if (at < lengthOf(tag)) transfer(tag, at);
   else finish(tag);
 }
 
 function finish(tag: number): void {
   if (operationOf(tag) === OPERATION.WRITE && (flagsOf(tag) & OPERATION_FLAG.FUA) !== 0) sync(tag);
-  else answer(IO.COMMIT_AND_FETCH, tag, lengthOf(tag));
+  else answer(IO.COMMIT_AND_FETCH, tag, given(tag, lengthOf(tag)));
 }
 
 function sync(tag: number): void {
@@ -264,6 +290,7 @@ function allocate(tag: number, mode: number): void {
 }
 
 function allocated(tag: number, result: number): void {
+  mapped?.forget(offsetOf(tag), lengthOf(tag));
   // The kernel writes zeros itself where the file system cannot.
   if (result < 0 || (flagsOf(tag) & OPERATION_FLAG.FUA) === 0) answer(IO.COMMIT_AND_FETCH, tag, result);
   else sync(tag);

@@ -1,0 +1,112 @@
+/**
+ * New sandboxes that begin with the files of one that runs or is paused: its changes become an image (pack_diff, nothing left out), and that
+ * image is the base of each. Processes are not copied; the one they come from goes on. Limits, network policy, class, user and environment are the same.
+ */
+import { createHash, randomBytes } from 'node:crypto';
+import { type Static, Type } from '@sinclair/typebox';
+import { type Image, openImage, openStore } from '#imagesvc';
+import {
+  type CreateOptions,
+  type ResidentSandbox,
+  removeSandbox,
+  type SandboxNode,
+  type SandboxRecord,
+} from '#runtime';
+import { packRunning } from '../pack-sandbox.ts';
+
+const Text = Type.String({ maxLength: 4096 });
+const TimeMs = Type.Integer({ minimum: 0, maximum: 2 ** 41 });
+
+export const ForkBody = Type.Object(
+  {
+    count: Type.Optional(Type.Integer({ minimum: 1, maximum: 1000 })),
+    /** `NAME:TAG` of the image. */
+    snapshot: Type.Optional(Text),
+    requestId: Type.Optional(Type.String({ minLength: 1, maxLength: 4096 })),
+    ttlMs: Type.Optional(TimeMs),
+  },
+  { additionalProperties: false },
+);
+
+export interface ForkedSandboxes {
+  /** The image: it stays until it is removed. */
+  readonly snapshot: { readonly name: string; readonly digest: string };
+  readonly sandboxes: readonly ResidentSandbox[];
+  readonly notes: readonly string[];
+}
+
+/** At once: more would only wait for each other. */
+const AT_ONCE = 4;
+
+/** All or none. Asked again with the same request id, the same ones are the answer. @throws as `packRunning` and `SandboxNode.create` */
+export async function forkSandbox(
+  node: SandboxNode,
+  name: string,
+  { count = 1, snapshot, requestId, ttlMs }: Static<typeof ForkBody>,
+): Promise<ForkedSandboxes> {
+  const parent = node.get(name);
+  const { facts } = parent;
+  const mark = requestId === undefined ? randomBytes(6).toString('hex') : digestOf(`${facts.id} ${requestId}`);
+  const imageName = snapshot ?? `fork-${name}:${mark}`;
+  const store = await openStore(facts.store);
+  let notes: readonly string[] = [];
+  let image: Image;
+  if (requestId !== undefined && snapshot === undefined && (await store.getRef(imageName)) !== undefined) {
+    image = await openImage(store, imageName);
+  } else {
+    const packed = await packRunning(parent, { name: imageName, policy: false });
+    ({ image, notes } = packed);
+  }
+  const created: (ResidentSandbox | undefined)[] = Array.from({ length: count });
+  const known = new Set(node.list().map(({ facts: { id } }) => id));
+  const failures: unknown[] = [];
+  let next = 0;
+  const worker = async () => {
+    while (next < count && failures.length === 0) {
+      const number = next++;
+      try {
+        const options = { ...sameAs(facts), store, base: image, ttlMs };
+        const own = { name: childName(name, mark, number), requestId: requestId && `fork ${mark} ${number}` };
+        created[number] = await node.create({ ...options, ...own });
+      } catch (error) {
+        failures.push(error);
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, worker));
+  const sandboxes = created.filter((one) => one !== undefined);
+  if (failures.length > 0) {
+    await Promise.all(sandboxes.filter(({ facts: { id } }) => !known.has(id)).map(removeWhole));
+    throw failures[0];
+  }
+  return { snapshot: { name: image.name, digest: image.manifestDigest }, sandboxes, notes };
+}
+
+function sameAs(record: SandboxRecord): Omit<CreateOptions, 'store' | 'base'> {
+  const { name, backend: runtime, limits, network, resident, userns } = record;
+  const { defaults, idleMs, idleAction, class: serviceClass } = resident!;
+  const { user, cwd } = defaults;
+  const env = defaults.env.filter((entry) => entry !== `HOSTNAME=${name}`);
+  const policy = network?.mode === 'policy' ? network.policy : undefined;
+  const same = { runtime, userns, network: network && { mode: network.mode, policy } };
+  return { ...limits, ...same, env, user, workdir: cwd, idleMs, idleAction, class: serviceClass };
+}
+
+async function removeWhole(sandbox: ResidentSandbox): Promise<void> {
+  try {
+    await sandbox.stop({ timeMs: 0 });
+    await removeSandbox(sandbox.name);
+  } catch {
+    // It is listed, and can be removed by name.
+  }
+}
+
+/** At most 63 characters, as names are. */
+function childName(parent: string, mark: string, number: number): string {
+  const end = `-${mark.slice(0, 6)}-${number + 1}`;
+  return `${parent.slice(0, 63 - end.length)}${end}`;
+}
+
+function digestOf(text: string): string {
+  return createHash('sha256').update(text).digest('hex').slice(0, 12);
+}

@@ -1,0 +1,24 @@
+/** So many at a time; a bounded number waits for its turn, in order. */
+export class Slots {
+  private free: number;
+  private readonly mayWait: number;
+  private readonly waiting: (() => void)[] = [];
+
+  constructor(atOnce: number, mayWait: number) {
+    this.free = atOnce;
+    this.mayWait = mayWait;
+  }
+
+  async run<T>(work: () => Promise<T>): Promise<T> {
+    if (this.free > 0) this.free--;
+    else if (this.waiting.length >= this.mayWait) throw new Error(`${this.mayWait} wait already`);
+    else await new Promise<void>((go) => this.waiting.push(go));
+    try {
+      return await work();
+    } finally {
+      const next = this.waiting.shift();
+      if (next === undefined) this.free++;
+      else next();
+    }
+  }
+}
