@@ -48,7 +48,8 @@ export class ResidentLimits {
     if (before === undefined) return;
     const { places } = this.parts;
     const device = blockDeviceOf(existsSync(places.disk) ? places.disk : places.folder);
-    applyLimits(id, limits, device).catch(() => {});
+    // Whatever is changed from now on comes after it.
+    this.changing = applyLimits(id, limits, device).catch(() => {});
   }
 
   /** @returns those that hold then. @throws RUNTIME_LIMIT, RUNTIME_LIMIT_REFUSED, RUNTIME_LIMIT_UNAVAILABLE; then they are as they were */
