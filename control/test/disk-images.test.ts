@@ -328,9 +328,10 @@ describe.skipIf(S3_PROGRAM === undefined)('in S3', () => {
       // A second process reads beside it.
       const script = `import { openNamedDisk } from '${join(import.meta.dirname, '../../ublk-daemon/index.ts')}';
         import { storeLayerOpener } from '${join(import.meta.dirname, '../disk-layers.ts')}';
-        const { lowers } = await openNamedDisk('second', { openStoreLayer: storeLayerOpener() });
+        const { disk: first } = await openNamedDisk('second', { openStoreLayer: storeLayerOpener() });
         const { disk } = await openNamedDisk('second2', { openStoreLayer: storeLayerOpener() });
-        process.stdout.write(await disk.read(${6 * MIB}, 4096)); process.exit(0);`;
+        process.stdout.write(await disk.read(${6 * MIB}, 4096));
+        await first.close(); await disk.close(); process.exit(0);`;
       await disk('create', 'second', '--from', 'work:1', '--store', url);
       await disk('create', 'second2', '--from', 'work:1', '--store', url);
       const tsx = ['--import', 'tsx', '--input-type=module', '-e', script];

@@ -3,6 +3,7 @@ import { spawn, spawnSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline';
 import { describe, expect, it } from 'vitest';
 import { adviseProcess, mappingsOf } from '../process-memory.ts';
 import { coreSchedulingMissing, isScheduledWhenIdle, scheduleWhenIdle, takeCoreAlone } from '../scheduling.ts';
@@ -33,7 +34,8 @@ describe.skipIf(!isRoot || !hasPython)('memory of another process', { timeout: 6
     for (let at = 0; at < BYTES; at += 4096) bytes[at] = (at >> 12) % 251;
     writeFileSync(path, bytes);
     const child = spawn('python3', ['-c', PROGRAM, path], { stdio: ['pipe', 'pipe', 'inherit'] });
-    const line = () => new Promise<string>((resolve) => child.stdout.once('data', (text) => resolve(String(text))));
+    const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+    const line = async () => (await lines.next()).value as string;
     try {
       const first = await line();
       const pid = child.pid!;

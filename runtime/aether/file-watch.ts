@@ -1,4 +1,5 @@
 /** A watch of files by the agent (runtime/agent/src/watches.rs): events as they are read, so many ahead and no more. */
+import { constants } from 'node:os';
 import { getSystemErrorMap } from 'node:util';
 import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
 import { fail } from '../errors.ts';
@@ -7,6 +8,7 @@ import type { AgentStream, AgentStreams } from './agent-streams.ts';
 
 /** Of events that are here and not read, as they came. */
 const WINDOW_BYTES = 256 << 10;
+const { ECANCELED } = constants.errno;
 
 /** Resolves when every event from now on will be told. @throws RUNTIME_FILE, RUNTIME_WATCH_LIMIT, RUNTIME_SANDBOX_GONE */
 export async function watchFiles(
@@ -79,6 +81,8 @@ class AgentWatch implements FileWatch, AgentStream {
   onClosed(errno: number): void {
     this.isOver = true;
     if (errno !== 0) this.fail(problemOf(this.path, errno));
+    // Of one that had begun this says nothing new.
+    this.settle.reject(problemOf(this.path, ECANCELED));
     this.wake?.();
   }
 

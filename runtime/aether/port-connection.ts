@@ -2,6 +2,7 @@
  * A connection to a port inside a sandbox, as a stream: opened by the agent, to 127.0.0.1 or ::1 there, whatever network the sandbox has. Each
  * direction ends by itself; a reader that is slow slows the service, a service that is slow slows the writer.
  */
+import { constants } from 'node:os';
 import { Duplex } from 'node:stream';
 import { getSystemErrorMap } from 'node:util';
 import { AGENT_FRAME, type PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
@@ -15,6 +16,7 @@ const GRANT_BYTES = WINDOW_BYTES / 4;
 const AHEAD_BYTES = 128 << 10;
 const PART_BYTES = 32 << 10;
 const CONNECT_MS = 10_000;
+const { ECONNABORTED } = constants.errno;
 
 export interface PortOptions {
   readonly sandbox: string;
@@ -50,6 +52,7 @@ class PortConnection extends Duplex implements AgentStream {
   private received = 0;
   private granted = WINDOW_BYTES;
   private ahead = 0;
+  private isOpen = false;
   /** The service writes no more. */
   private hasEnd = false;
   private writeOn: (() => void) | undefined;
@@ -73,6 +76,7 @@ class PortConnection extends Duplex implements AgentStream {
   onFrame(kind: number, reader: PayloadReader): void {
     switch (kind) {
       case AGENT_FRAME.connected:
+        this.isOpen = true;
         this.settle?.resolve();
         return;
       case AGENT_FRAME.received: {
@@ -98,10 +102,10 @@ class PortConnection extends Duplex implements AgentStream {
 
   onClosed(errno: number): void {
     this.isOver = true;
-    if (errno !== 0) {
-      const broken = () => void this.destroy(this.problem(errno));
+    if (errno !== 0 || !this.isOpen) {
+      const broken = () => void this.destroy(this.problem(errno || ECONNABORTED));
       // The service had said all it had to say: that comes first.
-      if (this.hasEnd && !this.readableEnded) this.once('end', broken);
+      if (this.isOpen && this.hasEnd && !this.readableEnded) this.once('end', broken);
       else broken();
       this.goOn();
       return;

@@ -168,7 +168,10 @@ describe.skipIf(!usable).each(['dsec', 'crun'])('an incident in a sandbox by %s'
 
   it('forks without end', async () => {
     const sandbox = await create({ pids: 100 });
-    const bomb = await sandbox.exec({ args: ['sh', '-c', 'f() { f | f & f & }; f; sleep 1000'], timeoutMs: 3_000 });
+    const bomb = await sandbox.exec({
+      args: ['sh', '-c', 'f() { f | f & f & }; (f) & exec sleep 1000'],
+      timeoutMs: 3_000,
+    });
     expect(await bomb.wait()).toMatchObject({ timedOut: true });
     await until('nothing of it is left', () => processesIn(sandbox).length === 1);
     await works(sandbox);
