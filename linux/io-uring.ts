@@ -56,6 +56,11 @@ export type OnCompletion = (userData: number, result: number) => void;
 
 let native: Bound | undefined;
 
+function call(number: number, ...args: [number, number, number, number, number, number]): number {
+  native ??= bind(SYSCALL);
+  return native.call(number, ...args);
+}
+
 export class IoUring {
   readonly fd: number;
   readonly entries: number;
@@ -73,9 +78,6 @@ export class IoUring {
   readonly #cqTail: number;
   readonly #cqMask: number;
   readonly #cqes: number;
-  readonly #system: Bound;
-  /** Of the submissions: the kernel sees it with the next `submit`. */
-  #tail = 0;
   #open = true;
 
   /** @throws SyscallError: ENOSYS, EPERM where the kernel or a filter forbids io_uring, EINVAL for flags it does not know */
@@ -83,10 +85,8 @@ export class IoUring {
     const params = Buffer.alloc(120);
     params.writeUInt32LE(completions, 4);
     params.writeUInt32LE(flags | (completions > 0 ? RING_FLAG.CQSIZE : 0), 8);
-    native ??= bind(SYSCALL);
-    this.#system = native;
-    this.fd = native.call(IO_URING_SETUP, entries, addressOf(params), 0, 0, 0, 0);
-    if (this.fd < 0) throw syscallError('io_uring_setup', native.errno(), '');
+    this.fd = call(IO_URING_SETUP, entries, addressOf(params), 0, 0, 0, 0);
+    if (this.fd < 0) throw syscallError('io_uring_setup', native!.errno(), '');
     const word = (offset: number) => params.readUInt32LE(offset);
     const features = word(20);
     try {
@@ -124,7 +124,7 @@ export class IoUring {
 
   /** Submissions that the kernel has not taken. */
   get pending(): number {
-    return (this.#tail - Atomics.load(this.#ring, this.#sqHead)) | 0;
+    return (this.#ring[this.#sqTail]! - Atomics.load(this.#ring, this.#sqHead)) | 0;
   }
 
   /** Completions that wait for `reap`. */
@@ -138,18 +138,16 @@ export class IoUring {
    * @throws LINUX_RING_FULL when as many wait as fit
    */
   prepare(operation: number, fd: number, userData: number): number {
-    const tail = this.#tail;
-    if (((tail - this.#ring[this.#sqHead]!) | 0) >= this.entries) {
+    const tail = this.#ring[this.#sqTail]!;
+    if (((tail - Atomics.load(this.#ring, this.#sqHead)) | 0) >= this.entries) {
       throw fail('LINUX_RING_FULL', { entries: this.entries });
     }
     const at = (tail & this.#sqMask) * this.#words;
-    const words = this.#submissions;
-    words[at] = operation;
-    words[at + 1] = fd;
-    // Shorter than `fill`, which is a call.
-    for (let word = 2; word < this.#words; word++) words[at + word] = 0;
-    words[at + 8] = userData;
-    this.#tail = (tail + 1) | 0;
+    this.#submissions.fill(0, at, at + this.#words);
+    this.#submissions[at] = operation;
+    this.#submissions[at + 1] = fd;
+    this.#submissions[at + 8] = userData;
+    Atomics.store(this.#ring, this.#sqTail, (tail + 1) | 0);
     return at;
   }
 
@@ -197,9 +195,8 @@ export class IoUring {
    * came, or completions have to be reaped first. @throws SyscallError
    */
   submit(waitFor = 0): void {
-    Atomics.store(this.#ring, this.#sqTail, this.#tail);
-    if (this.#system.call(IO_URING_ENTER, this.fd, this.pending, waitFor, ENTER_GETEVENTS, 0, 0) >= 0) return;
-    const errno = this.#system.errno();
+    if (call(IO_URING_ENTER, this.fd, this.pending, waitFor, ENTER_GETEVENTS, 0, 0) >= 0) return;
+    const errno = native!.errno();
     if (errno !== EINTR && errno !== EBUSY && errno !== ETIME) throw syscallError('io_uring_enter', errno, '');
   }
 
@@ -208,18 +205,15 @@ export class IoUring {
     const ring = this.#ring;
     const tail = Atomics.load(ring, this.#cqTail);
     let head = ring[this.#cqHead]!;
-    const count = (tail - head) | 0;
-    try {
-      while (head !== tail) {
-        const at = this.#cqes + (head & this.#cqMask) * 4;
-        const userData = ring[at]!;
-        const result = ring[at + 2]!;
-        head = (head + 1) | 0;
-        take(userData, result);
-      }
-    } finally {
-      // Whatever it threw: what was taken is not taken twice.
+    let count = 0;
+    for (; head !== tail; count++) {
+      const at = this.#cqes + (head & this.#cqMask) * 4;
+      const userData = ring[at]!;
+      const result = ring[at + 2]!;
+      head = (head + 1) | 0;
+      // Before the call: whatever it throws, this one is not taken twice.
       Atomics.store(ring, this.#cqHead, head);
+      take(userData, result);
     }
     return count;
   }

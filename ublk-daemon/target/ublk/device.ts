@@ -18,7 +18,7 @@ import { messageOf, spawnWorker, systemCode } from '#base';
 import { becomeIoFlusher, CAPABILITY, hasEffective, type Mapping, makeEventFd, mapPages, raiseEventFd } from '#linux';
 import { fail } from '../../errors.ts';
 import type { BlockTarget } from '../block-target.ts';
-import { fileOf, type Immediate, immediateOf } from '../capabilities.ts';
+import { fileOf, immediateOf } from '../capabilities.ts';
 import { errnoOf } from '../target-error.ts';
 import { UblkControl } from './control.ts';
 import { FEATURE } from './features.ts';
@@ -188,7 +188,6 @@ interface Queue {
 class Serving implements UblkDevice {
   readonly failed: Promise<never>;
   readonly #target: BlockTarget;
-  readonly #immediate: Immediate | undefined;
   readonly #control: UblkControl;
   readonly #queues: Queue[] = [];
   #device: number | undefined;
@@ -198,7 +197,6 @@ class Serving implements UblkDevice {
 
   constructor(target: BlockTarget, control: UblkControl) {
     this.#target = target;
-    this.#immediate = immediateOf(target);
     this.#control = control;
     this.failed = new Promise((_, reject) => {
       this.#reject = reject;
@@ -286,56 +284,33 @@ class Serving implements UblkDevice {
 
   #take(queue: Queue, batch: RequestBatch, maxIoBytes: number): void {
     for (let i = 0; i < batch.length; i += 5) {
-      const [tag, operation, flags] = [batch[i]!, batch[i + 1]!, batch[i + 2]!];
-      const [offset, length] = [batch[i + 3]!, batch[i + 4]!];
+      const [tag, operation, flags, offset, length] = batch.slice(i, i + 5) as [number, number, number, number, number];
       queue.owed.add(tag);
+      queue.working++;
       const bytes = queue.buffers.bytes.subarray(tag * maxIoBytes, tag * maxIoBytes + length);
-      const result = this.#performNow(operation, flags, offset, length, bytes);
-      if (result !== undefined) this.#answer(queue, tag, result);
-      else this.#performLater(queue, tag, operation, flags, offset, length, bytes);
+      this.#perform(operation, flags, offset, length, bytes)
+        .then(
+          () => this.#answer(queue, tag, length),
+          (error: unknown) => this.#answer(queue, tag, -errnoOf(error)),
+        )
+        .finally(() => {
+          queue.working--;
+          releaseBuffers(queue);
+        });
     }
-    // What is at hand does not wait for another turn of the event loop.
-    if (queue.results.length > 0) sendResults(queue);
-  }
-
-  /** A count or minus an errno; undefined where the target has to wait. */
-  #performNow(operation: number, flags: number, offset: number, length: number, bytes: Buffer): number | undefined {
-    const immediate = this.#immediate;
-    if (immediate === undefined) return undefined;
-    try {
-      if (operation === OPERATION.READ) return immediate.readNow(bytes, 0, offset, length) ? length : undefined;
-      if (operation !== OPERATION.WRITE || (flags & OPERATION_FLAG.FUA) !== 0) return undefined;
-      return immediate.writeNow(offset, bytes) ? length : undefined;
-    } catch (error) {
-      return -errnoOf(error);
-    }
-  }
-
-  #performLater(
-    queue: Queue,
-    tag: number,
-    ...[operation, flags, offset, length, bytes]: [number, number, number, number, Buffer]
-  ): void {
-    queue.working++;
-    this.#perform(operation, flags, offset, length, bytes)
-      .then(
-        () => this.#answer(queue, tag, length),
-        (error: unknown) => this.#answer(queue, tag, -errnoOf(error)),
-      )
-      .finally(() => {
-        queue.working--;
-        releaseBuffers(queue);
-      });
   }
 
   async #perform(operation: number, flags: number, offset: number, length: number, bytes: Buffer): Promise<void> {
     const target = this.#target;
+    const immediate = immediateOf(target);
     const fua = (flags & OPERATION_FLAG.FUA) !== 0;
     switch (operation) {
       case OPERATION.READ:
+        if (immediate?.readNow(bytes, 0, offset, length)) return;
         (await target.read(offset, length)).copy(bytes);
         return;
       case OPERATION.WRITE:
+        if (!fua && immediate?.writeNow(offset, bytes)) return;
         return target.write(offset, bytes, { fua });
       case OPERATION.FLUSH:
         return target.flush();
@@ -356,7 +331,10 @@ class Serving implements UblkDevice {
     queue.scheduled = true;
     setImmediate(() => {
       queue.scheduled = false;
-      if (!queue.detached && queue.results.length > 0) sendResults(queue);
+      if (queue.detached) return;
+      queue.port.postMessage(queue.results);
+      queue.results = [];
+      raiseEventFd(queue.wake);
     });
   }
 
@@ -417,12 +395,6 @@ class Serving implements UblkDevice {
     }
     await this.#control.close();
   }
-}
-
-function sendResults(queue: Queue): void {
-  queue.port.postMessage(queue.results);
-  queue.results = [];
-  raiseEventFd(queue.wake);
 }
 
 /** A target that answers late writes into its buffer all the same: touching one that is unmapped would end the process. */
