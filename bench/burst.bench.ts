@@ -22,7 +22,7 @@ import { join } from 'node:path';
 import { convertBatch, openStore, syncImages } from '#imagesvc';
 import { atMost, type Benchmark, type Result, round } from './benchmark.ts';
 import { eagerSide, localSide, onDemandSide, type Side } from './burst-sides.ts';
-import { DOCKER_MISSING, haveDocker } from './docker-daemon.ts';
+import { dockerMissing } from './docker-daemon.ts';
 import { barChart, lineChart } from './figures/svg.ts';
 import { LimitedLink } from './limited-link.ts';
 import { findS3Server, LoopbackServer, S3_KEYS, S3_MISSING, s3Url } from './loopback-servers.ts';
@@ -32,7 +32,7 @@ import { type PackageImage, packageImageIn, shellLayer, somePackages, writePacka
 import { printTable, saveFigure } from './results.ts';
 import { median, quantile } from './sample.ts';
 import { settle } from './settle.ts';
-import { BUSYBOX_MISSING, findBusybox } from './small-image.ts';
+import { busyboxMissing } from './small-image.ts';
 import { timedCommand } from './timed-command.ts';
 import { missingTool, needsRoot } from './tool.ts';
 import { cacheFolder, needSpace, withScratch } from './work-folder.ts';
@@ -55,10 +55,10 @@ export const benchmark: Benchmark = {
   about: 'a burst of sandboxes over many images: on demand, against docker pull, against everything local',
   needs: () =>
     needsRoot() ??
-    (haveDocker() ? undefined : DOCKER_MISSING) ??
+    dockerMissing() ??
     (findS3Server() === undefined ? S3_MISSING : undefined) ??
     missingTool({ 'docker-registry': 'docker-registry', skopeo: 'skopeo', crun: 'crun', 'mkfs.ext4': 'e2fsprogs' }) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+    busyboxMissing(),
   run: () => withScratch('burst', measure),
 };
 

@@ -14,7 +14,7 @@ import { findS3Server, LoopbackServer, S3_KEYS, S3_MISSING, s3Url } from './loop
 import { numberOption } from './options.ts';
 import { type PackageImage, shellLayer, somePackages, writePackageImage } from './package-image.ts';
 import { printTable, saveFigure } from './results.ts';
-import { BUSYBOX_MISSING, findBusybox } from './small-image.ts';
+import { busyboxMissing } from './small-image.ts';
 import { needsRoot } from './tool.ts';
 import { needSpace, withScratch } from './work-folder.ts';
 
@@ -26,10 +26,7 @@ const PARTS = [0.04, 0.08, 0.13];
 export const benchmark: Benchmark = {
   name: 'bytes-fetched',
   about: 'bytes fetched over bytes touched, for commands that read 4 to 13 % of an image',
-  needs: () =>
-    needsRoot() ??
-    (findS3Server() === undefined ? S3_MISSING : undefined) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+  needs: () => needsRoot() ?? (findS3Server() === undefined ? S3_MISSING : undefined) ?? busyboxMissing(),
   run: () => withScratch('fetched', measure),
 };
 

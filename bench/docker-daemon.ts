@@ -13,10 +13,10 @@ import { findTool } from './tool.ts';
 
 const START_SECONDS = 60;
 
-export const DOCKER_MISSING = 'dockerd is missing (apt-get install --no-install-recommends docker.io)';
-
-export function haveDocker(): boolean {
-  return findTool('dockerd') !== undefined && findTool('docker') !== undefined;
+/** Why there can be none. */
+export function dockerMissing(): string | undefined {
+  if (findTool('dockerd') !== undefined && findTool('docker') !== undefined) return undefined;
+  return 'dockerd is missing (apt-get install --no-install-recommends docker.io)';
 }
 
 export class DockerDaemon {

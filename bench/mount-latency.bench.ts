@@ -12,7 +12,7 @@ import { numberOption } from './options.ts';
 import { printTable } from './results.ts';
 import { inTurn, type Summary, summary } from './sample.ts';
 import { settle } from './settle.ts';
-import { BUSYBOX_MISSING, findBusybox, writeSmallImage } from './small-image.ts';
+import { busyboxMissing, writeSmallImage } from './small-image.ts';
 import { timedCommand } from './timed-command.ts';
 import { findTool, missingTool, needsRoot } from './tool.ts';
 import { withScratch } from './work-folder.ts';
@@ -24,10 +24,7 @@ const IN_PROCESS = 200;
 export const benchmark: Benchmark = {
   name: 'mount-latency',
   about: 'mount and umount of an image, against umoci unpack and a loop mount',
-  needs: () =>
-    needsRoot() ??
-    missingTool({ umoci: 'umoci', 'mkfs.erofs': 'erofs-utils' }) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+  needs: () => needsRoot() ?? missingTool({ umoci: 'umoci', 'mkfs.erofs': 'erofs-utils' }) ?? busyboxMissing(),
   run: () => withScratch('mount-latency', measure),
 };
 

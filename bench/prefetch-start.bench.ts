@@ -16,7 +16,7 @@ import { findS3Server, LoopbackServer, S3_KEYS, S3_MISSING, s3Url } from './loop
 import { numberOption } from './options.ts';
 import { printTable, saveFigure } from './results.ts';
 import { inTurn, type Summary, summary } from './sample.ts';
-import { BUSYBOX_MISSING, findBusybox } from './small-image.ts';
+import { busyboxMissing, findBusybox } from './small-image.ts';
 import { missingTool, needsRoot } from './tool.ts';
 import { needSpace, withScratch } from './work-folder.ts';
 
@@ -34,7 +34,7 @@ export const benchmark: Benchmark = {
     needsRoot() ??
     (findS3Server() === undefined ? S3_MISSING : undefined) ??
     missingTool({ crun: 'crun' }) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+    busyboxMissing(),
   run: () => withScratch('prefetch', measure),
 };
 

@@ -6,18 +6,17 @@
  * runtime`, which is up too. `dsec run` without that service, a process that loads and does everything itself, is reported beside it.
  */
 import { join } from 'node:path';
-import { findAgent } from '#runtime';
 import { atLeast, type Benchmark, type Result } from './benchmark.ts';
-import { DOCKER_MISSING, DockerDaemon, haveDocker } from './docker-daemon.ts';
+import { DockerDaemon, dockerMissing } from './docker-daemon.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { barChart } from './figures/svg.ts';
 import { numberOption } from './options.ts';
 import { saveFigure } from './results.ts';
 import { RuntimeServiceProcess } from './runtime-service.ts';
 import { inTurn, summary } from './sample.ts';
-import { BUSYBOX_MISSING, findBusybox, writeSmallImage } from './small-image.ts';
+import { busyboxMissing, writeSmallImage } from './small-image.ts';
 import { type Measured, timedCommand } from './timed-command.ts';
-import { missingTool, needsRoot } from './tool.ts';
+import { agentMissing, missingTool, needsRoot } from './tool.ts';
 import { withScratch } from './work-folder.ts';
 
 const TARGET = 5;
@@ -25,17 +24,11 @@ const COMMAND = ['/bin/echo', 'hello'];
 /** The service's code is compiled by the engine as it is used; dockerd's was before. */
 const WARM_UP_RUNS = 20;
 
-export const AGENT_MISSING = 'dsec-agent is not built (node scripts/setup.mjs, with rustc)';
-
 export const benchmark: Benchmark = {
   name: 'run-first-output',
   about: 'dsec run to the first output, against docker run of the same local image',
   needs: () =>
-    needsRoot() ??
-    (haveDocker() ? undefined : DOCKER_MISSING) ??
-    missingTool({ skopeo: 'skopeo' }) ??
-    (findAgent() === undefined ? AGENT_MISSING : undefined) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+    needsRoot() ?? dockerMissing() ?? missingTool({ skopeo: 'skopeo' }) ?? agentMissing() ?? busyboxMissing(),
   run: () => withScratch('run', measure),
 };
 

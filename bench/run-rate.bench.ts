@@ -2,16 +2,14 @@
  * `dsec run` of `true` from beginning to end, as many a second as two at a time give: through the runtime service, alone with our
  * launcher, and alone with crun, all over the same local image.
  */
-import { findAgent } from '#runtime';
 import { type Benchmark, type Result, round } from './benchmark.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { numberOption } from './options.ts';
-import { AGENT_MISSING } from './run-first-output.bench.ts';
 import { RuntimeServiceProcess } from './runtime-service.ts';
 import { summary } from './sample.ts';
-import { BUSYBOX_MISSING, findBusybox, writeSmallImage } from './small-image.ts';
+import { busyboxMissing, writeSmallImage } from './small-image.ts';
 import { type Measured, timedCommand } from './timed-command.ts';
-import { missingTool, needsRoot } from './tool.ts';
+import { agentMissing, missingTool, needsRoot } from './tool.ts';
 import { withScratch } from './work-folder.ts';
 
 const AT_ONCE = 2;
@@ -20,11 +18,7 @@ const WARM_UP_RUNS = 20;
 export const benchmark: Benchmark = {
   name: 'run-rate',
   about: 'sandboxes a second, begun and undone: through the service, alone, and alone with crun',
-  needs: () =>
-    needsRoot() ??
-    missingTool({ crun: 'crun' }) ??
-    (findAgent() === undefined ? AGENT_MISSING : undefined) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+  needs: () => needsRoot() ?? missingTool({ crun: 'crun' }) ?? agentMissing() ?? busyboxMissing(),
   run: () => withScratch('rate', measure),
 };
 

@@ -8,21 +8,19 @@
  */
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { findAgent } from '#runtime';
 import { atLeast, type Benchmark, type Result, round } from './benchmark.ts';
 import { crunBundle } from './crun-bundle.ts';
-import { DOCKER_MISSING, DockerDaemon, haveDocker } from './docker-daemon.ts';
+import { DockerDaemon, dockerMissing } from './docker-daemon.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { barChart } from './figures/svg.ts';
 import { numberOption } from './options.ts';
 import { printTable, saveFigure } from './results.ts';
-import { AGENT_MISSING } from './run-first-output.bench.ts';
 import { inTurn, median, summary } from './sample.ts';
-import { SandboxHost } from './sandbox-host.ts';
+import { SandboxHost, sandboxesMissing } from './sandbox-host.ts';
 import { settle } from './settle.ts';
-import { BUSYBOX_MISSING, findBusybox, writeSmallImage } from './small-image.ts';
+import { writeSmallImage } from './small-image.ts';
 import { timedCommand } from './timed-command.ts';
-import { missingTool, needsRoot } from './tool.ts';
+import { missingTool } from './tool.ts';
 import { withScratch } from './work-folder.ts';
 
 const OF_DOCKER = 10;
@@ -33,12 +31,7 @@ const WARM_UP_RUNS = 30;
 export const benchmark: Benchmark = {
   name: 'sandbox-create',
   about: 'a sandbox that stays, to the end of its first command, against docker run and bare crun run',
-  needs: () =>
-    needsRoot() ??
-    (haveDocker() ? undefined : DOCKER_MISSING) ??
-    missingTool({ skopeo: 'skopeo', crun: 'crun' }) ??
-    (findAgent() === undefined ? AGENT_MISSING : undefined) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+  needs: () => sandboxesMissing() ?? dockerMissing() ?? missingTool({ skopeo: 'skopeo', crun: 'crun' }),
   run: () => withScratch('create', measure),
 };
 

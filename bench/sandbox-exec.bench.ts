@@ -3,17 +3,15 @@
  * that is up. Over HTTP, without a process for each, it is reported beside them.
  */
 import { join } from 'node:path';
-import { findAgent } from '#runtime';
 import { atLeast, type Benchmark, type Result } from './benchmark.ts';
-import { DOCKER_MISSING, DockerDaemon, haveDocker } from './docker-daemon.ts';
+import { DockerDaemon, dockerMissing } from './docker-daemon.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { numberOption } from './options.ts';
-import { AGENT_MISSING } from './run-first-output.bench.ts';
 import { inTurn, summary } from './sample.ts';
-import { SandboxHost } from './sandbox-host.ts';
-import { BUSYBOX_MISSING, findBusybox, writeSmallImage } from './small-image.ts';
+import { SandboxHost, sandboxesMissing } from './sandbox-host.ts';
+import { writeSmallImage } from './small-image.ts';
 import { timedCommand } from './timed-command.ts';
-import { missingTool, needsRoot } from './tool.ts';
+import { missingTool } from './tool.ts';
 import { withScratch } from './work-folder.ts';
 
 const TARGET = 10;
@@ -23,12 +21,7 @@ const WARM_UP_RUNS = 30;
 export const benchmark: Benchmark = {
   name: 'sandbox-exec',
   about: 'dsec sandbox exec of true, against docker exec',
-  needs: () =>
-    needsRoot() ??
-    (haveDocker() ? undefined : DOCKER_MISSING) ??
-    missingTool({ skopeo: 'skopeo' }) ??
-    (findAgent() === undefined ? AGENT_MISSING : undefined) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+  needs: () => sandboxesMissing() ?? dockerMissing() ?? missingTool({ skopeo: 'skopeo' }),
   run: () => withScratch('exec', measure),
 };
 

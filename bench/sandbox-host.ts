@@ -6,8 +6,28 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { SandboxClient, sandboxSocket } from '#control';
-import type { DsecCommand } from './dsec-command.ts';
+import { DsecCommand } from './dsec-command.ts';
 import { RuntimeServiceProcess } from './runtime-service.ts';
+import { busyboxMissing, writeSmallImage } from './small-image.ts';
+import { agentMissing, needsRoot } from './tool.ts';
+
+/** What all of them need. */
+export function sandboxesMissing(): string | undefined {
+  return needsRoot() ?? agentMissing() ?? busyboxMissing();
+}
+
+/** A service whose store has `small:1`, an ordinary image. */
+export async function withSmallImage<T>(folder: string, work: (host: SandboxHost) => Promise<T>): Promise<T> {
+  const dsec = new DsecCommand(folder);
+  const { layout } = await writeSmallImage(folder);
+  await dsec.convert(`oci:${layout}`, 'small:1');
+  const host = await SandboxHost.start(dsec);
+  try {
+    return await work(host);
+  } finally {
+    await host.stop();
+  }
+}
 
 export class SandboxHost {
   readonly service: RuntimeServiceProcess;

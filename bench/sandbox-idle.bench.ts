@@ -4,17 +4,12 @@
  * hold, what the control group counts, and what the service and the keeper have grown by.
  */
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { findAgent } from '#runtime';
 import { atMost, type Benchmark, type Result, round } from './benchmark.ts';
-import { DsecCommand } from './dsec-command.ts';
 import { hasFlag, numberOption } from './options.ts';
 import { printTable } from './results.ts';
-import { AGENT_MISSING } from './run-first-output.bench.ts';
 import { summary } from './sample.ts';
-import { SandboxHost } from './sandbox-host.ts';
+import { type SandboxHost, sandboxesMissing, withSmallImage } from './sandbox-host.ts';
 import { settle } from './settle.ts';
-import { BUSYBOX_MISSING, findBusybox, writeSmallImage } from './small-image.ts';
-import { needsRoot } from './tool.ts';
 import { withScratch } from './work-folder.ts';
 
 const MIB = 2 ** 20;
@@ -24,76 +19,65 @@ const AT_ONCE = 4;
 export const benchmark: Benchmark = {
   name: 'sandbox-idle',
   about: 'memory of an idle sandbox that stays, all in; --full for 2,000 of them',
-  needs: () =>
-    needsRoot() ??
-    (findAgent() === undefined ? AGENT_MISSING : undefined) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
-  run: () => withScratch('idle', measure),
+  needs: sandboxesMissing,
+  run: () => withScratch('idle', (folder) => withSmallImage(folder, measure)),
 };
 
-async function measure(folder: string): Promise<Result> {
-  const { layout } = await writeSmallImage(folder);
-  const dsec = new DsecCommand(folder);
-  await dsec.convert(`oci:${layout}`, 'small:1');
-  const host = await SandboxHost.start(dsec);
-  try {
-    const n = numberOption('n', hasFlag('full') ? 2000 : 300);
-    const ms: number[] = [];
-    const make = async (count: number) => {
-      let left = count;
-      const work = async () => {
-        while (left-- > 0) {
-          const startedAt = performance.now();
-          const name = await host.create('small:1');
-          // As one that has worked and waits: its pages and its records are there.
-          await host.exec(name, ['/bin/true']);
-          ms.push(performance.now() - startedAt);
-        }
-      };
-      await Promise.all(Array.from({ length: AT_ONCE }, work));
+async function measure(host: SandboxHost): Promise<Result> {
+  const n = numberOption('n', hasFlag('full') ? 2000 : 300);
+  const ms: number[] = [];
+  const make = async (count: number) => {
+    let left = count;
+    const work = async () => {
+      while (left-- > 0) {
+        const startedAt = performance.now();
+        const name = await host.create('small:1');
+        // As one that has worked and waits: its pages and its records are there.
+        await host.exec(name, ['/bin/true']);
+        ms.push(performance.now() - startedAt);
+      }
     };
-    await make(Math.ceil(n / 2));
-    const before = await resting(host);
-    await make(Math.floor(n / 2));
-    const after = await resting(host);
-    const each = (what: keyof Usage) =>
-      round((before[what] - after[what]) / Math.floor(n / 2) / MIB) * (what === 'available' ? 1 : -1);
-    const measured = each('available');
-    const parts = each('kernel') + each('processes') + each('service') + each('keeper');
-    // Less than its parts: somebody else has freed memory meanwhile.
-    const used = round(Math.max(measured, parts));
-    printTable([
-      ['MiB of each', ''],
-      ['the machine has less', measured],
-      ['sum of the parts', round(parts)],
-      ['kernel: slab, page tables, stacks', round(each('kernel'))],
-      ['of it not reclaimable', round(each('fixed'))],
-      ['its processes (PSS)', round(each('processes'))],
-      ['the service', round(each('service'))],
-      ['the keeper', round(each('keeper'))],
-    ]);
-    const all = summary(ms);
-    return {
-      ratio: used,
-      ...atMost(TARGET_MIB, used),
-      against: `${TARGET_MIB} MiB each`,
-      n,
-      p50: all.p50,
-      p99: all.p99,
-      unit: 'ms',
-      measuredMib: measured,
-      partsMib: round(parts),
-      kernelMib: each('kernel'),
-      fixedKernelMib: each('fixed'),
-      processesMib: each('processes'),
-      serviceMib: each('service'),
-      keeperMib: each('keeper'),
-      firstHundredMs: summary(ms.slice(0, 100)).p50,
-      lastHundredMs: summary(ms.slice(-100)).p50,
-    };
-  } finally {
-    await host.stop();
-  }
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
+  };
+  await make(Math.ceil(n / 2));
+  const before = await resting(host);
+  await make(Math.floor(n / 2));
+  const after = await resting(host);
+  const each = (what: keyof Usage) =>
+    round((before[what] - after[what]) / Math.floor(n / 2) / MIB) * (what === 'available' ? 1 : -1);
+  const measured = each('available');
+  const parts = each('kernel') + each('processes') + each('service') + each('keeper');
+  // Less than its parts: somebody else has freed memory meanwhile.
+  const used = round(Math.max(measured, parts));
+  printTable([
+    ['MiB of each', ''],
+    ['the machine has less', measured],
+    ['sum of the parts', round(parts)],
+    ['kernel: slab, page tables, stacks', round(each('kernel'))],
+    ['of it not reclaimable', round(each('fixed'))],
+    ['its processes (PSS)', round(each('processes'))],
+    ['the service', round(each('service'))],
+    ['the keeper', round(each('keeper'))],
+  ]);
+  const all = summary(ms);
+  return {
+    ratio: used,
+    ...atMost(TARGET_MIB, used),
+    against: `${TARGET_MIB} MiB each`,
+    n,
+    p50: all.p50,
+    p99: all.p99,
+    unit: 'ms',
+    measuredMib: measured,
+    partsMib: round(parts),
+    kernelMib: each('kernel'),
+    fixedKernelMib: each('fixed'),
+    processesMib: each('processes'),
+    serviceMib: each('service'),
+    keeperMib: each('keeper'),
+    firstHundredMs: summary(ms.slice(0, 100)).p50,
+    lastHundredMs: summary(ms.slice(-100)).p50,
+  };
 }
 
 interface Usage {

@@ -4,15 +4,12 @@
  */
 import { copyFileSync, mkdirSync, openSync, readFileSync, symlinkSync, truncateSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
-import { findAgent } from '#runtime';
 import { atLeast, type Benchmark, type Result, round } from './benchmark.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { numberOption } from './options.ts';
-import { AGENT_MISSING } from './run-first-output.bench.ts';
 import { summary } from './sample.ts';
-import { SandboxHost } from './sandbox-host.ts';
-import { BUSYBOX_MISSING, findBusybox } from './small-image.ts';
-import { needsRoot } from './tool.ts';
+import { SandboxHost, sandboxesMissing } from './sandbox-host.ts';
+import { findBusybox } from './small-image.ts';
 import { withScratch } from './work-folder.ts';
 import { ZramSwap, zramMissing } from './zram-swap.ts';
 
@@ -23,11 +20,7 @@ const APPLETS = ['sh', 'true', 'dd', 'cat', 'echo', 'rm', 'wc', 'mkfifo', 'sleep
 export const benchmark: Benchmark = {
   name: 'sandbox-pause',
   about: 'memory that a paused sandbox of 200 MiB gives back, and the first answer after it',
-  needs: () =>
-    needsRoot() ??
-    (findAgent() === undefined ? AGENT_MISSING : undefined) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined) ??
-    zramMissing(),
+  needs: () => sandboxesMissing() ?? zramMissing(),
   run: () => withScratch('pause', measure),
 };
 

@@ -7,7 +7,6 @@
  */
 import { linkSync, mkdirSync } from 'node:fs';
 import { basename, join } from 'node:path';
-import { findAgent } from '#runtime';
 import { atLeast, type Benchmark, type Result, round } from './benchmark.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { barChart, lineChart } from './figures/svg.ts';
@@ -16,12 +15,11 @@ import { NodeDisk } from './node-disk.ts';
 import { hasFlag, numberOption } from './options.ts';
 import { PACKAGE_BYTES, packageLayer } from './package-image.ts';
 import { printTable, saveFigure } from './results.ts';
-import { AGENT_MISSING } from './run-first-output.bench.ts';
 import { median, quantile } from './sample.ts';
-import { SandboxHost } from './sandbox-host.ts';
+import { SandboxHost, sandboxesMissing } from './sandbox-host.ts';
 import { settle } from './settle.ts';
-import { BUSYBOX_MISSING, busyboxLayer, findBusybox } from './small-image.ts';
-import { missingTool, needsRoot } from './tool.ts';
+import { busyboxLayer } from './small-image.ts';
+import { missingTool } from './tool.ts';
 import { needSpace, withScratch } from './work-folder.ts';
 
 const MIB = 2 ** 20;
@@ -37,11 +35,7 @@ const THINK_SECONDS = 0.5;
 export const benchmark: Benchmark = {
   name: 'sandbox-provision',
   about: 'sandboxes with a workspace and toolkits: layers, against unpacking tar.gz into each; --full for more of them',
-  needs: () =>
-    needsRoot() ??
-    missingTool({ 'mkfs.ext4': 'e2fsprogs' }) ??
-    (findAgent() === undefined ? AGENT_MISSING : undefined) ??
-    (findBusybox() === undefined ? BUSYBOX_MISSING : undefined),
+  needs: () => sandboxesMissing() ?? missingTool({ 'mkfs.ext4': 'e2fsprogs' }),
   run: () => withScratch('provision', measure),
 };
 

@@ -12,7 +12,9 @@ const APPLETS = ['sh', 'echo', 'ls', 'cat', 'true'];
 /** Container runtimes mount onto these. */
 const FOLDERS = ['/bin', '/dev', '/etc', '/proc', '/sys', '/tmp'];
 
-export const BUSYBOX_MISSING = 'a static busybox is missing (apt-get install busybox-static)';
+export function busyboxMissing(): string | undefined {
+  return findBusybox() === undefined ? 'a static busybox is missing (apt-get install busybox-static)' : undefined;
+}
 
 export function findBusybox(): string | undefined {
   return ['/bin/busybox', '/usr/bin/busybox'].find((path) => existsSync(path));

@@ -2,6 +2,7 @@
 import { spawnSync } from 'node:child_process';
 import { accessSync, constants } from 'node:fs';
 import { delimiter, join } from 'node:path';
+import { findAgent } from '#runtime';
 
 /** The path of a program, or undefined. */
 export function findTool(name: string): string | undefined {
@@ -27,6 +28,10 @@ export function missingTool(tools: Readonly<Record<string, string>>): string | u
 
 export function needsRoot(): string | undefined {
   return process.getuid?.() === 0 ? undefined : 'it mounts, which needs root';
+}
+
+export function agentMissing(): string | undefined {
+  return findAgent() === undefined ? 'dsec-agent is not built (node scripts/setup.mjs, with rustc)' : undefined;
 }
 
 export interface MkfsErofs {

@@ -4,15 +4,10 @@
  */
 import { createHash, randomBytes } from 'node:crypto';
 import { type Static, Type } from '@sinclair/typebox';
-import { type Image, openImage, openStore } from '#imagesvc';
-import {
-  type CreateOptions,
-  type ResidentSandbox,
-  removeSandbox,
-  type SandboxNode,
-  type SandboxRecord,
-} from '#runtime';
+import { type Image, openImage } from '#imagesvc';
+import type { CreateOptions, ResidentSandbox, SandboxNode, SandboxRecord } from '#runtime';
 import { packRunning } from '../pack-sandbox.ts';
+import { knownStore } from './known-stores.ts';
 
 const Text = Type.String({ maxLength: 4096 });
 const TimeMs = Type.Integer({ minimum: 0, maximum: 2 ** 41 });
@@ -48,7 +43,7 @@ export async function forkSandbox(
   const { facts } = parent;
   const mark = requestId === undefined ? randomBytes(6).toString('hex') : digestOf(`${facts.id} ${requestId}`);
   const imageName = snapshot ?? `fork-${name}:${mark}`;
-  const store = await openStore(facts.store);
+  const store = await knownStore(facts.store);
   let notes: readonly string[] = [];
   let image: Image;
   if (requestId !== undefined && snapshot === undefined && (await store.getRef(imageName)) !== undefined) {
@@ -76,7 +71,9 @@ export async function forkSandbox(
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
   const sandboxes = created.filter((one) => one !== undefined);
   if (failures.length > 0) {
-    await Promise.all(sandboxes.filter(({ facts: { id } }) => !known.has(id)).map(removeWhole));
+    const begun = sandboxes.filter(({ facts: { id } }) => !known.has(id));
+    // One that cannot be removed is listed, and can be by its name.
+    await Promise.allSettled(begun.map((one) => node.remove(one.name, { force: true })));
     throw failures[0];
   }
   return { snapshot: { name: image.name, digest: image.manifestDigest }, sandboxes, notes };
@@ -90,15 +87,6 @@ function sameAs(record: SandboxRecord): Omit<CreateOptions, 'store' | 'base'> {
   const policy = network?.mode === 'policy' ? network.policy : undefined;
   const same = { runtime, userns, network: network && { mode: network.mode, policy } };
   return { ...limits, ...same, env, user, workdir: cwd, idleMs, idleAction, class: serviceClass };
-}
-
-async function removeWhole(sandbox: ResidentSandbox): Promise<void> {
-  try {
-    await sandbox.stop({ timeMs: 0 });
-    await removeSandbox(sandbox.name);
-  } catch {
-    // It is listed, and can be removed by name.
-  }
 }
 
 /** At most 63 characters, as names are. */

@@ -8,7 +8,7 @@
 import { createReadStream, createWriteStream } from 'node:fs';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
-import { type Digest, digestOf, hexOf, isDsecError, silent, systemCode } from '#base';
+import { type Digest, digestOf, hexOf, inParallel, isDsecError, silent, systemCode } from '#base';
 import { fail } from '../errors.ts';
 import { PublishedProofs } from '../mount/published-proofs.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
@@ -20,7 +20,6 @@ import { hashBlob } from './chunk-table.ts';
 import { DEFAULT_PARALLEL, type Depot, openDepot, parseAddress, type TransferOptions } from './depot.ts';
 import type { Image, LayerDevice } from './image.ts';
 import { CHUNK_DIGESTS_TYPE, overlaybdParts, parseManifest } from './manifest.ts';
-import { inParallel } from './parallel.ts';
 import { verified } from './verified-stream.ts';
 
 export interface Pulled {

@@ -2,14 +2,13 @@
  * Carries a converted image out of a store: every blob that is not there yet, several at a time, then the manifest. Each
  * blob is verified while it is sent, so that a damaged store does not spread.
  */
-import { type Digest, digestOf, hexOf, silent } from '#base';
+import { type Digest, digestOf, hexOf, inParallel, silent } from '#base';
 import { fail } from '../errors.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
 import { sendTraces } from './carry-traces.ts';
 import { allBlobsOf, openAnyImage } from './catalog.ts';
 import { DEFAULT_PARALLEL, type Depot, openDepot, type TransferOptions } from './depot.ts';
 import { MANIFEST_TYPE } from './manifest.ts';
-import { inParallel } from './parallel.ts';
 import { verified } from './verified-stream.ts';
 
 export interface Pushed {

@@ -5,9 +5,8 @@
  *
  * A trace goes with its image: `sync` copies it, `rm` and `gc` delete it when the image's manifest is deleted.
  */
-import { type Digest, digestFromHex, hexOf, isDsecError } from '#base';
+import { type Digest, digestFromHex, hexOf, inParallel, isDsecError } from '#base';
 import type { Image } from '../catalog/image.ts';
-import { inParallel } from '../catalog/parallel.ts';
 import { fail } from '../errors.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { mergeTraces } from './merge-traces.ts';

@@ -3,5 +3,6 @@
 mod crc32;
 mod deflate;
 mod gzip;
+mod hot_loop;
 mod huffman;
 mod sha256;

@@ -5,7 +5,7 @@
 import type { Stats } from 'node:fs';
 import * as fs from 'node:fs/promises';
 import { basename, dirname, join, resolve } from 'node:path';
-import { isDsecError, messageOf, systemCode } from '#base';
+import { inParallel, isDsecError, messageOf, Slots, systemCode } from '#base';
 import { PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
 import { fail } from '../errors.ts';
 import type {
@@ -19,7 +19,6 @@ import type {
   WriteOptions,
 } from '../sandbox-api/files.ts';
 import { CREATE, PART_BYTES, TRUNCATE } from './file-parts.ts';
-import { Gate, together } from './gate.ts';
 import { digestOf, replaceFile, VerifiedUploads } from './whole-file.ts';
 
 const OPERATION = {
@@ -43,6 +42,8 @@ const OWNER = 2;
 const TIME = 4;
 const SIZE = 8;
 
+/** Files and names of a tree: a round trip each would make a large one slow; all at once would take as much memory as it has names. */
+const AT_ONCE = 16;
 const READ_LIMIT_BYTES = 64 << 20;
 const NO_ID = 0xffffffff;
 /** Of one folder. One that is filled while it is listed has no end. */
@@ -57,7 +58,7 @@ interface Copied<P> {
 export class AgentFiles implements SandboxFiles {
   private readonly ask: (payload: Buffer) => Promise<Buffer>;
   /** Files of trees that are open here. */
-  private readonly gate = new Gate();
+  private readonly gate = new Slots(AT_ONCE);
   private readonly uploads = new VerifiedUploads(this);
 
   /** @param ask Sends a request, gives its answer, or rejects with the `code` of an errno. */
@@ -234,7 +235,7 @@ export class AgentFiles implements SandboxFiles {
       await this.mkdir(to, { mode: 0o700 }).catch(async (error: unknown) => {
         if (codeOf(error) !== 'EEXIST' || (await this.stat(to)).kind !== 'directory') throw error;
       });
-      await together(await fs.readdir(from), async (name) => {
+      await inParallel(await fs.readdir(from), AT_ONCE, async (name) => {
         const path = join(from, name);
         await this.uploadOne(path, await fs.lstat(path), below(to, Buffer.from(name)), known);
       });
@@ -299,7 +300,7 @@ export class AgentFiles implements SandboxFiles {
       await ownFolder(to);
       // A name that was taken anew while it was listed comes twice: what was a link may be a folder then.
       const entries = new Map((await this.list(from)).map((entry) => [hostName(from, entry.name), entry]));
-      await together([...entries], async ([name, { name: exact, ...entry }]) => {
+      await inParallel([...entries], AT_ONCE, async ([name, { name: exact, ...entry }]) => {
         await this.downloadOne(below(from, exact), entry, join(to, name), known);
       });
     } else if (status.kind === 'file') {

@@ -2,10 +2,10 @@
  * What a name leads to, by the upstreams: CNAMEs are followed here, record by record, until addresses come or there are none. Records that are not on the
  * way from the asked name are not looked at. Answers are kept for as long as they say; the same question is asked once at a time.
  */
+import { Slots } from '#base';
 import { AnswerCache } from './answer-cache.ts';
 import { ASK_LIMITS, type AskLimits, askUpstream } from './ask-upstream.ts';
 import { RCODE, TYPE, type UpstreamAnswer } from './dns-message.ts';
-import { Slots } from './slots.ts';
 import type { UpstreamServers } from './upstream-servers.ts';
 
 export interface Found {

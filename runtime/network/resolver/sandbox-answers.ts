@@ -6,11 +6,11 @@
  * - A DNS tunnel needs names or types of its own. Names that are not allowed go nowhere; of types there are A and AAAA alone, unless the policy
  *   allows all that it does not name; where a rule leaves a part of the name free that part is bounded, and so is how many new ones are asked a second.
  */
+import { Slots } from '#base';
 import type { OpenedAddresses, SandboxNames } from '../opened-addresses.ts';
 import { type AnswerRecord, answerTo, CLASS_IN, parseQuery, type Query, RCODE, TYPE, typeName } from './dns-message.ts';
 import type { Found, NameLookup } from './name-lookup.ts';
 import { type NameMatch, NameRules } from './name-rules.ts';
-import { Slots } from './slots.ts';
 import { TokenBucket } from './token-bucket.ts';
 import { addressText, mayBeOpened } from './unopened-addresses.ts';
 
