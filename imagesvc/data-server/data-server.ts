@@ -7,7 +7,7 @@
 import { spawn } from 'node:child_process';
 import { closeSync, mkdirSync, openSync, readFileSync, realpathSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Digest, hexOf, messageOf, processEntry, systemCode } from '#base';
+import { type Digest, hexOf, isDsecError, messageOf, processEntry, systemCode } from '#base';
 import type { ByteRange, StoredBlob } from '#chunk-cache';
 import { bootId, isAlive, lock, readMountInfo, umount } from '#linux';
 import { fail } from '../errors.ts';
@@ -69,6 +69,9 @@ export interface DataServerStatus {
 }
 
 const IDLE_MS = 5 * 60_000;
+/** Two seconds: making a sandbox under load takes part of one. */
+const IN_USE_TRIES = 40;
+const IN_USE_PAUSE_MS = 50;
 const ORPHAN_MS = 60_000;
 const START_TIMEOUT_MS = 60_000;
 const LOG_TAIL_BYTES = 600;
@@ -141,10 +144,26 @@ export class DataServer {
   /** @throws DATA_IN_USE unless `force`: mounts that use it then read errors */
   async stop(options: { force?: boolean } = {}): Promise<void> {
     const supervisor = readState(this.#folders)?.supervisor;
-    await this.#ask({ op: 'stop', force: options.force });
+    await this.#askToStop(options.force);
     for (let i = 0; i < 500 && readState(this.#folders) !== undefined; i++) await pause(10);
     // What it has open is in use until it ends; that of layers may have somebody to serve whom no table shows.
     for (let i = 0; i < 200 && supervisor !== undefined && isAlive(supervisor); i++) await pause(10);
+  }
+
+  /**
+   * A mount that is gone here lives on for a moment in the namespace of a sandbox that is just being made, and in whoever
+   * reads its file at this time: in use is what stays so.
+   */
+  async #askToStop(force: boolean | undefined): Promise<void> {
+    for (let tries = 1; ; tries++) {
+      try {
+        await this.#ask({ op: 'stop', force });
+        return;
+      } catch (error) {
+        if (!isDsecError(error, 'DATA_IN_USE') || tries === IN_USE_TRIES) throw error;
+      }
+      await pause(IN_USE_PAUSE_MS);
+    }
   }
 
   /** Puts the serving code of this program in place of what serves now. Readers wait a moment. */
