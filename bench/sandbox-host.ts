@@ -2,10 +2,11 @@
  * Sandboxes that stay, as a program that keeps running has them: a `dsec serve runtime` of the benchmark's own, asked over HTTP on its
  * socket, connections kept.
  */
-import { readdirSync, readFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { SandboxClient, sandboxSocket } from '#control';
+import { isMountPoint, mount } from '#linux';
 import { DsecCommand } from './dsec-command.ts';
 import { RuntimeServiceProcess } from './runtime-service.ts';
 import { busyboxMissing, writeSmallImage } from './small-image.ts';
@@ -43,6 +44,10 @@ export class SandboxHost {
   }
 
   static async start(dsec: DsecCommand): Promise<SandboxHost> {
+    // In memory, as /run is; it goes with the benchmark's folder.
+    const run = dsec.env.DSEC_RUN!;
+    mkdirSync(run, { recursive: true });
+    if (!isMountPoint(run)) mount('tmpfs', run, 'tmpfs', 0, 'mode=755');
     return new SandboxHost(await RuntimeServiceProcess.start(dsec), dsec);
   }
 

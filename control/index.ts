@@ -1,6 +1,8 @@
 export { createDiskFromImage } from './disk-images/disk-from-image.ts';
 export { type PublishOptions, publishPacked, publishPoint } from './disk-images/publish-disk.ts';
 export { type DiskLayerOptions, type StoreLayerOpener, storeLayerOpener } from './disk-layers.ts';
+export { type ServingSimulatedEdge, SimulatedEdge, serveSimulatedEdge } from './edge/simulated-edge.ts';
+export { bootstrapAdmin, type OpenIam, openIam } from './iam/open-iam.ts';
 export { type Amounts, difference, dominantShare, lacking, NOTHING, sum } from './placement/amounts.ts';
 export { type Choice, type ChoiceOptions, chooseNode, type Overflow } from './placement/choose-node.ts';
 export { ClusterView } from './placement/cluster-view.ts';
@@ -9,4 +11,8 @@ export type { BackendName, EdgeId, NodeReport } from './placement/node-report.ts
 export type { NodeView } from './placement/node-view.ts';
 export { type Admission, placeSandbox } from './placement/place-sandbox.ts';
 export type { PlacementRequest } from './placement/placement-request.ts';
+export { type NodeReportJson, reportFromJson, reportToJson } from './placement/report-json.ts';
 export { SandboxClient, sandboxSocket } from './runtime-service/sandbox-client.ts';
+export { PeerClient, type PeerOptions } from './service-base/peer-client.ts';
+export { type ClusterJson, clusterNodes } from './watcher/cluster-json.ts';
+export { type ServingWatcher, serveWatcher } from './watcher/serve-watcher.ts';

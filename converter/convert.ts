@@ -12,11 +12,11 @@
 
 import { link, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
+import { setImmediate as turn } from 'node:timers/promises';
 import { type ByteString, digestFromHex, digestOf, type Progress, silent, systemCode } from '#base';
 import { type BlobDigests, sha256Fallback } from '#linux';
 import {
   type DataPlacement,
-  type FileOrder,
   placeInLayerBlobs,
   placeInOneBlob,
   placeInOrderedLayerBlobs,
@@ -33,9 +33,9 @@ import { SpoolTails } from './layer/spool-tails.ts';
 import type { BuiltLayer, LayerSink } from './layer-sink.ts';
 import type { SourceImage, SourceLayer } from './source/image-source.ts';
 import { startsGroup } from './tree/collapse-plan.ts';
-import type { Node } from './tree/file-tree.ts';
 import { GroupView } from './tree/group-view.ts';
 import { OverlayTree } from './tree/overlay-merge.ts';
+import { orderOf } from './tree/profile-order.ts';
 
 /** Changes whenever the same input gives other bytes than before: results of older converters are not reused. */
 export const CONVERTER_VERSION = 1;
@@ -64,6 +64,8 @@ export interface ConvertOptions {
   readonly profile?: readonly ByteString[];
   readonly progress?: Progress;
   readonly signal?: AbortSignal;
+  /** The caller's thread has nothing else to do: it may be kept busy for milliseconds at a time (see LayerPoolOptions). */
+  readonly here?: boolean;
 }
 
 export interface ConvertImageOptions {
@@ -121,7 +123,7 @@ export class Converter {
   readonly #sink: LayerSink;
   readonly #options: ConvertOptions;
   readonly #progress: Progress;
-  readonly #pool = new LayerPool();
+  readonly #pool: LayerPool;
   readonly #spools = new Map<string, SpoolUse>();
   readonly #groups = new Map<string, Promise<BuiltLayer>>();
   readonly #onAbort = () => void this.#pool.close(abortReason(this.#options.signal));
@@ -130,6 +132,7 @@ export class Converter {
   constructor(sink: LayerSink, options: ConvertOptions = {}) {
     this.#sink = sink;
     this.#options = options;
+    this.#pool = new LayerPool({ here: options.here });
     this.#progress = options.progress ?? silent;
     options.signal?.throwIfAborted();
     options.signal?.addEventListener('abort', this.#onAbort);
@@ -347,6 +350,7 @@ export class Converter {
       job: { ...target, op: 'spool', label, prefix, compression, digest, sizeBytes, diffId },
       source: input,
       onProgress,
+      isAlone: this.#singleLayer,
     });
   }
 
@@ -382,6 +386,7 @@ export class Converter {
     const files = spools.map((s) => ({ path: s.dataPath, dataOffset: s.dataOffset, dataBytes: s.dataBytes }));
     const tails = new SpoolTails(spools.map((spool) => spool.tailPath));
     const metaPath = this.#newFile('meta');
+    let publishing: Promise<unknown> | undefined;
     try {
       const writer = new ErofsWriter({
         root: tree.root,
@@ -391,7 +396,13 @@ export class Converter {
       });
       const placement = this.#place(tree, writer, spools, files);
       this.#progress({ task: 'erofs', phase: 'write', note: `${writer.inodeCount} inodes` });
-      const devices = await Promise.all(placement.devices.map((device) => this.#buildDevice(device, spools)));
+      const making = await Promise.all(placement.devices.map((device) => this.#buildDevice(device, spools)));
+      // The metadata image is made while the disk takes the blobs.
+      const published = Promise.all(making.map((device) => device.published));
+      published.catch(() => {});
+      publishing = published;
+      await turn();
+      const devices = making.map(({ blob, chunkDigests }) => ({ blob, chunkDigests }));
       const { sizeBytes, hex } = writer.write(
         metaPath,
         placement,
@@ -399,9 +410,12 @@ export class Converter {
       );
       const meta = { digest: digestFromHex(hex), sizeBytes };
       await this.#sink.putFile(metaPath, meta.digest, sizeBytes);
+      await published;
       return { meta, devices, inodes: writer.inodeCount };
     } finally {
       tails.close();
+      // Whatever has failed: nobody works with the files any more when this is over.
+      await publishing?.catch(() => {});
     }
   }
 
@@ -435,12 +449,11 @@ export class Converter {
     const { hex, digests } =
       whole?.digests ?? (await this.#pool.run({ op: 'blob', runs, out: whole === undefined ? path : undefined }));
     const digest = digestFromHex(hex);
-    await this.#sink.putFile(path, digest, sizeBytes);
     const chunkDigests = Buffer.from(digests);
-    await this.#sink.put(chunkDigests);
     return {
       blob: { digest, sizeBytes },
       chunkDigests: { digest: digestOf(chunkDigests), sizeBytes: chunkDigests.length },
+      published: Promise.all([this.#sink.putFile(path, digest, sizeBytes), this.#sink.put(chunkDigests)]),
     };
   }
 
@@ -462,19 +475,6 @@ export class Converter {
   #newFile(kind: string): string {
     return join(this.#sink.workDir, `${kind}-${this.#files++}`);
   }
-}
-
-/** The data of the files that the tree has at these paths; links are not followed, paths that name no file are passed by. */
-function orderOf(tree: OverlayTree, profile: readonly ByteString[]): FileOrder {
-  const order = new Map<FileData, number>();
-  for (const path of profile) {
-    let node: Node | undefined = tree.root;
-    for (const name of path.split('/')) {
-      if (name !== '') node = node?.kind === 'dir' ? node.children.get(name) : undefined;
-    }
-    if (node?.kind === 'file' && node.data !== undefined && !order.has(node.data)) order.set(node.data, order.size);
-  }
-  return order;
 }
 
 /** What makes two layers the same one, if that can be told beforehand. */

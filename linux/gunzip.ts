@@ -1,26 +1,29 @@
 /**
  * gzip inflated by linux/native/ on another thread, from one ring of memory into another. A run goes on while this thread takes
  * bytes out and puts bytes in, and ends when there is no input or no room. So neither side waits for the other unless a ring is
- * full or empty.
+ * full or empty. A part of a file can be the input instead: then a run reads it, too.
  */
+import type { SyscallError } from './errors.ts';
+import { syscallError } from './libc.ts';
 import { type NativeCall, nativeLibrary } from './native.ts';
 
 /** Why a run ended. The text: what is wrong with the stream, for good. */
 export type GunzipPause =
   | 'input'
   | 'room'
-  | 'wanted'
+  | { readonly kind: 'unreadable'; readonly error: SyscallError }
   | { readonly kind: 'damaged' | 'trailing'; readonly problem: string };
 
-const ABI = 1;
+const ABI = 2;
 /** Matches reach so far back: that much of the ring's end is kept before its beginning, too. */
 const WINDOW_BYTES = 32 << 10;
 /** The counters at the beginning of the state (`Gunzip` in gzip.rs), as 32-bit numbers. */
-const AT = { made: 0, taken: 1, put: 2, read: 3, isRunning: 6, isComplete: 7 } as const;
-const COUNTERS = 8;
+const AT = { made: 0, taken: 1, put: 2, read: 3, isRunning: 6, isComplete: 7, fileProblem: 8, seen: 9 } as const;
+const COUNTERS = 10;
 const PAUSES = ['input', 'room'] as const;
 const LONGEST_WAIT_NS = 20_000_000;
 const TRAILING = -11;
+const FILE = -13;
 const PROBLEMS: Readonly<Record<number, string>> = {
   [-1]: 'invalid deflate block',
   [-2]: 'invalid deflate symbol',
@@ -36,6 +39,7 @@ const PROBLEMS: Readonly<Record<number, string>> = {
 
 interface Functions {
   readonly begin: NativeCall;
+  readonly file: NativeCall;
   readonly run: NativeCall;
   readonly wait: NativeCall;
   readonly stateBytes: number;
@@ -59,6 +63,7 @@ function bindNative(): Functions | string {
       begin: library.bind(
         'int32_t dsec_gunzip_begin(void *s, void *out, uint64_t outBytes, void *input, uint64_t inputBytes)',
       ),
+      file: library.bind('void dsec_gunzip_file(void *s, int32_t fd, uint64_t from, uint64_t end, uint32_t is_shown)'),
       run: library.bind('int32_t dsec_gunzip_run(void *s)'),
       wait: library.bind('void dsec_gunzip_wait(void *s, uint32_t bytes, uint32_t nanoseconds)'),
       stateBytes,
@@ -80,6 +85,15 @@ export function gunzipRings(outBytes: number, inputBytes: number): GunzipRings {
   return { out: Buffer.allocUnsafeSlow(WINDOW_BYTES + outBytes), input: Buffer.allocUnsafeSlow(inputBytes) };
 }
 
+/** A part of a file, open. */
+export interface GunzipFile {
+  readonly fd: number;
+  /** For errors. */
+  readonly path: string;
+  readonly offset: number;
+  readonly sizeBytes: number;
+}
+
 /** One stream of members. */
 export class Gunzip {
   readonly #functions: Functions;
@@ -88,6 +102,8 @@ export class Gunzip {
   readonly #out: Buffer;
   readonly #input: Buffer;
   #isRunning = false;
+  /** Of the file, for errors. */
+  #path = '';
 
   /** @throws where `gunzipFallback` says why there is none */
   constructor({ out, input }: GunzipRings) {
@@ -100,6 +116,31 @@ export class Gunzip {
     this.#input = input;
     const { begin } = this.#functions;
     if (begin(this.#state, out, this.#out.length, input, input.length) !== 1) throw new Error('bad rings');
+  }
+
+  /**
+   * Instead of what is put: input is this part of a file, which stays open until no run is under way. `isShown`: what is read stays in
+   * the ring until it was `seen`, too.
+   */
+  readFrom({ fd, path, offset, sizeBytes }: GunzipFile, isShown: boolean): void {
+    this.#path = path;
+    this.#functions.file(this.#state, fd, offset, offset + sizeBytes, isShown ? 1 : 0);
+  }
+
+  /** What was read of the file and not seen yet, as far as it lies in one piece. */
+  unseen(mostBytes: number): Buffer {
+    const seen = this.#load(AT.seen);
+    return piece(this.#input, seen, Math.min(mostBytes, distance(seen, this.#load(AT.put))));
+  }
+
+  /** So many bytes of `unseen` are done with. */
+  seen(bytes: number): void {
+    this.#add(AT.seen, bytes);
+  }
+
+  /** Bytes of input that were inflated so far, modulo 2^32. */
+  get readBytes(): number {
+    return this.#load(AT.read) >>> 0;
   }
 
   /** Where input goes next, as far as there is room in one piece. */
@@ -118,9 +159,9 @@ export class Gunzip {
     return distance(this.#load(AT.read), this.#load(AT.put));
   }
 
-  /** Whether a run could write anything. */
+  /** Whether a run is worth while: it costs a hand-over between threads. */
   get hasRoom(): boolean {
-    return this.waitingBytes < this.#out.length;
+    return this.waitingBytes <= this.#out.length / 2;
   }
 
   /** Bytes that wait to be taken. */
@@ -167,6 +208,8 @@ export class Gunzip {
         this.#isRunning = false;
         if (error) reject(error);
         else if (code >= 0) resolve(PAUSES[code]!);
+        else if (code === FILE)
+          resolve({ kind: 'unreadable', error: syscallError('read', this.#load(AT.fileProblem), this.#path) });
         else resolve({ kind: code === TRAILING ? 'trailing' : 'damaged', problem: PROBLEMS[code] ?? `code ${code}` });
       });
     });

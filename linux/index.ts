@@ -7,7 +7,14 @@ export { linuxErrors } from './errors.ts';
 export { makeEventFd, raiseEventFd } from './eventfd.ts';
 export { atLeast, type DetectOptions, detect, type Feature, kernelHas } from './features.ts';
 export * as fuse from './fuse/index.ts';
-export { Gunzip, type GunzipPause, type GunzipRings, gunzipFallback, gunzipRings } from './gunzip.ts';
+export {
+  Gunzip,
+  type GunzipFile,
+  type GunzipPause,
+  type GunzipRings,
+  gunzipFallback,
+  gunzipRings,
+} from './gunzip.ts';
 export { mappedClone, withFileSystemIds } from './id-mapping.ts';
 export { becomeIoFlusher } from './io-flusher.ts';
 export * from './io-uring.ts';
@@ -39,6 +46,7 @@ export {
   type BlobSha256,
   createBlobSha256,
   createSha256,
+  type Due,
   type Sha256,
   sha256Fallback,
   updatePair,

@@ -7,7 +7,7 @@
  */
 import { closeSync, readSync } from 'node:fs';
 import { fail, SyscallError } from './errors.ts';
-import { type Call, call, cText, type NumberedCall, syscall } from './libc.ts';
+import { type Call, call, callInPool, cText, type NumberedCall, syscall } from './libc.ts';
 
 const MOUNT: Call = { name: 'mount', result: 'int', args: ['void*', 'void*', 'void*', 'ulong', 'void*'] };
 const UMOUNT2: Call = { name: 'umount2', result: 'int', args: ['void*', 'int'] };
@@ -62,16 +62,24 @@ export function mount(source: string, target: string, type: string | null, flags
   call(MOUNT, [cText(source), cText(target), type === null ? null : cText(type), flags, data], target);
 }
 
+const MNT_DETACH = 2;
+const MNT_EXPIRE = 4;
+const UMOUNT_NOFOLLOW = 8;
+
 /**
  * Unmounts what is on top at `target`, never following a symlink. `lazy`: now out of sight, gone when its last user is.
  * `expire`: only when nothing has used it since the last such call; else EAGAIN (unused now, marked) or EBUSY.
  */
 export function umount(target: string, options: { lazy?: boolean; expire?: boolean } = {}): void {
-  const MNT_DETACH = 2;
-  const MNT_EXPIRE = 4;
-  const UMOUNT_NOFOLLOW = 8;
   const how = options.lazy ? MNT_DETACH : options.expire ? MNT_EXPIRE : 0;
   call(UMOUNT2, [cText(target), UMOUNT_NOFOLLOW | how], target);
+}
+
+/** The same, waiting in a thread of the pool: the kernel asks all processors before it is done. @throws a SyscallError */
+export async function umountInPool(target: string, { lazy = false }: { readonly lazy?: boolean } = {}): Promise<void> {
+  const done = await callInPool(UMOUNT2, [cText(target), UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)]);
+  // errno is that thread's: asked again here it says why.
+  if (done !== 0) umount(target, { lazy });
 }
 
 /** What happens at `target` stays in this mount namespace, and the other way round. */

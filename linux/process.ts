@@ -17,8 +17,16 @@ export function bootId(): string {
   return boot;
 }
 
+let own: ProcessIdentity | undefined;
+
 /** Undefined when there is no such process. A zombie is one that has ended. */
 export function processIdentity(pid: number = process.pid): ProcessIdentity | undefined {
+  // Worker threads have their own copy of this, and the same process.
+  if (pid === process.pid) own ??= readIdentity(pid);
+  return pid === process.pid ? own : readIdentity(pid);
+}
+
+function readIdentity(pid: number): ProcessIdentity | undefined {
   let stat: string;
   try {
     stat = readFileSync(`/proc/${pid}/stat`, 'latin1');

@@ -25,10 +25,16 @@ export interface BlobDigests {
 /** Where a `BlobSha256` was: it can go back there. */
 export type BlobMark = object;
 
+/** Bytes that are a stream's next. */
+export interface Due {
+  readonly stream: Sha256;
+  readonly bytes: Buffer;
+}
+
 /** The digest of a blob and of each of its chunks. */
 export interface BlobSha256 {
-  /** `beside`: bytes that another stream gets in the same pass. */
-  update(bytes: Buffer, beside?: { readonly stream: Sha256; readonly bytes: Buffer }): void;
+  /** `besides`: bytes that other streams, two at most, get in the same pass. */
+  update(bytes: Buffer, besides?: readonly Due[]): void;
   mark(): BlobMark;
   /** Forgets all that came after `mark` was made by this same object. */
   restore(mark: BlobMark): void;
@@ -63,7 +69,7 @@ export function updatePair(a: Sha256, aBytes: Buffer, b: Sha256, bBytes: Buffer)
   b.update(bBytes);
 }
 
-const ABI = 1;
+const ABI = 2;
 /** Of `Digest` and `Blob` in sha256.rs: 104 and 144, and room to spare. */
 const STATE_BYTES = 256;
 const DIGEST_BYTES = 32;
@@ -101,7 +107,7 @@ function bindNative(): Functions | string {
       ),
       blobBegin: library.bind('void dsec_blob_begin(void *b, uint64_t chunk_bytes)'),
       blobUpdate: library.bind(
-        'uint32_t dsec_blob_update(void *b, const void *p, uint64_t n, void *out, void *d, const void *q, uint64_t m)',
+        'uint32_t dsec_blob_update(void *b, const void *p, uint64_t n, void *out, void *d, const void *q, uint64_t m, void *e, const void *r, uint64_t l)',
       ),
       blobEnd: library.bind('uint32_t dsec_blob_end(const void *b, void *out)'),
     };
@@ -116,10 +122,14 @@ function passesTrial(functions: Functions): boolean {
   const bytes = Buffer.from(Array.from({ length: 1000 }, (_, i) => (i * 7) % 256));
   const answers = [new NativeBlobSha256(functions, 256), new NodeBlobSha256(256)].map((blob) => {
     const stream = blob instanceof NativeBlobSha256 ? new NativeSha256(functions) : new NodeSha256();
-    blob.update(bytes.subarray(0, 300), { stream, bytes: bytes.subarray(10, 500) });
-    blob.update(bytes.subarray(300));
+    const other = blob instanceof NativeBlobSha256 ? new NativeSha256(functions) : new NodeSha256();
+    blob.update(bytes.subarray(0, 300), [
+      { stream, bytes: bytes.subarray(10, 500) },
+      { stream: other, bytes: bytes.subarray(7, 300) },
+    ]);
+    blob.update(bytes.subarray(300), [{ stream: other, bytes: bytes.subarray(300, 700) }]);
     const { hex, digests } = blob.finish();
-    return `${hex} ${Buffer.from(digests).toString('hex')} ${stream.digest().toString('hex')}`;
+    return `${hex} ${Buffer.from(digests).toString('hex')} ${stream.digest().toString('hex')} ${other.digest().toString('hex')}`;
   });
   return answers[0] === answers[1];
 }
@@ -170,26 +180,25 @@ class NativeBlobSha256 implements BlobSha256 {
     functions.blobBegin(this.#state, chunkBytes);
   }
 
-  update(bytes: Buffer, beside?: { readonly stream: Sha256; readonly bytes: Buffer }): void {
+  update(bytes: Buffer, besides: readonly Due[] = []): void {
     const most = this.#count + Math.floor(bytes.length / this.#chunkBytes) + 2;
     if (most * DIGEST_BYTES > this.#digests.length) {
       this.#digests = Buffer.concat([this.#digests, Buffer.alloc(most * DIGEST_BYTES)]);
     }
     const out = this.#digests.subarray(this.#count * DIGEST_BYTES);
-    const stream = beside?.stream;
-    const both = stream instanceof NativeSha256;
-    this.#count += both
-      ? this.#functions.blobUpdate(
-          this.#state,
-          bytes,
-          bytes.length,
-          out,
-          stream.state,
-          beside!.bytes,
-          beside!.bytes.length,
-        )
-      : this.#functions.blobUpdate(this.#state, bytes, bytes.length, out, null, null, 0);
-    if (!both) stream?.update(beside!.bytes);
+    const [a, b] = besides;
+    this.#count += this.#functions.blobUpdate(
+      this.#state,
+      bytes,
+      bytes.length,
+      out,
+      stateOf(a),
+      a?.bytes ?? null,
+      a?.bytes.length ?? 0,
+      stateOf(b),
+      b?.bytes ?? null,
+      b?.bytes.length ?? 0,
+    );
   }
 
   mark(): NativeMark {
@@ -210,6 +219,13 @@ class NativeBlobSha256 implements BlobSha256 {
     if (last > 0) digests.set(out.subarray(DIGEST_BYTES), this.#count * DIGEST_BYTES);
     return { hex: out.toString('hex', 0, DIGEST_BYTES), digests };
   }
+}
+
+/** Where there is a native library, all digests are its. */
+function stateOf(due: Due | undefined): Buffer | null {
+  if (due === undefined) return null;
+  if (!(due.stream instanceof NativeSha256)) throw new Error('the digest is of another kind');
+  return due.stream.state;
 }
 
 class NodeSha256 implements Sha256 {
@@ -246,7 +262,7 @@ class NodeBlobSha256 implements BlobSha256 {
     this.#chunkBytes = chunkBytes;
   }
 
-  update(bytes: Buffer, beside?: { readonly stream: Sha256; readonly bytes: Buffer }): void {
+  update(bytes: Buffer, besides: readonly Due[] = []): void {
     this.#whole.update(bytes);
     for (let at = 0; at < bytes.length; ) {
       const n = Math.min(this.#chunkBytes - this.#inChunk, bytes.length - at);
@@ -255,7 +271,7 @@ class NodeBlobSha256 implements BlobSha256 {
       this.#inChunk += n;
       if (this.#inChunk === this.#chunkBytes) this.#endChunk();
     }
-    beside?.stream.update(beside.bytes);
+    for (const due of besides) due.stream.update(due.bytes);
   }
 
   #endChunk(): void {

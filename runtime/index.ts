@@ -33,7 +33,7 @@ export {
   type RunResult,
   runContainer,
 } from './sandbox/run-container.ts';
-export type { ImageReference, ResidentFacts, SandboxRecord } from './sandbox/sandbox-record.ts';
+export type { ImageReference, ResidentFacts, SandboxRecord, SandboxTag } from './sandbox/sandbox-record.ts';
 export {
   type KeptSandbox,
   listSandboxes,

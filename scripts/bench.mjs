@@ -50,6 +50,7 @@ setup('start');
 const { buildBundle, presentWorkers } = await import('./bundle.mjs');
 const entries = Object.fromEntries(names.map((name) => [`${name}.bench`, join(root, 'bench', `${name}.bench.ts`)]));
 entries['work-folder'] = join(root, 'bench/work-folder.ts');
+entries['simulated-edges'] = join(root, 'bench/simulated-edges.ts');
 // The entries are part of the name: a benchmark that is added makes another bundle.
 const folder =
   freshBundle(root, bundleName()) ?? (await buildBundle(root, bundleName(), { ...entries, ...presentWorkers(root) }));

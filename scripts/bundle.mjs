@@ -21,7 +21,19 @@ import { fileState, stampPath } from './bundle-stamp.mjs';
 import { workerEntries } from './worker-entries.mjs';
 
 /** Packages that hold compiled code or look for files beside themselves: loaded from node_modules. */
-const EXTERNAL = ['koffi', 'lz4-napi', 'fuse-native', 'esbuild', 'tsx', 'vitest', 'benny', '@biomejs/biome', '*.node'];
+const EXTERNAL = [
+  'koffi',
+  'lz4-napi',
+  'fuse-native',
+  'better-sqlite3',
+  'pg',
+  'esbuild',
+  'tsx',
+  'vitest',
+  'benny',
+  '@biomejs/biome',
+  '*.node',
+];
 
 /** Files outside the module graph that decide what a build gives. */
 const ALSO_INPUTS = [

@@ -69,7 +69,25 @@ export const tools = [
     neededFor: 'start',
     optional: true,
   },
+  ...[
+    { package: 'g++', probe: ['g++'] },
+    { package: 'make', probe: ['make'] },
+    { package: 'python3', probe: ['python3'] },
+  ].map((tool) => ({
+    ...tool,
+    why: 'builds better-sqlite3, the database of accounts and quotas; PostgreSQL does without',
+    neededFor: /** @type {const} */ ('start'),
+    optional: true,
+  })),
+  // Once more: what builds a package may be missing, what tests run may not.
   { package: 'python3', probe: ['python3'], why: 'runs the image cases', neededFor: 'test' },
+  {
+    package: 'postgresql',
+    probe: ['/usr/lib/postgresql/*/bin/initdb', 'initdb'],
+    why: 'tests of accounts and quotas on PostgreSQL',
+    neededFor: 'test',
+    optional: true,
+  },
   {
     package: 'libfuse2',
     probe: ['/usr/lib/*/libfuse.so.2', '/lib/*/libfuse.so.2', '/usr/lib64/libfuse.so.2'],
@@ -81,6 +99,13 @@ export const tools = [
   { package: 'docker-registry', probe: ['docker-registry'], why: 'tests against a real registry', neededFor: 'test' },
   { package: 'erofs-utils', probe: ['fsck.erofs'], why: 'tests that its fsck accepts our images', neededFor: 'test' },
   { package: 'zstd', probe: ['zstd'], why: 'tests make zstd layers', neededFor: 'test' },
+  {
+    package: 'chromium',
+    probe: ['chromium', 'chromium-browser', 'google-chrome'],
+    why: 'tests of the console in a browser',
+    neededFor: 'test',
+    optional: true,
+  },
   { package: 'qemu-utils', probe: ['qemu-img'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
   { package: 'libnbd-bin', probe: ['nbdinfo'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
   { package: 'fio', probe: ['fio'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
@@ -119,8 +144,9 @@ function say(text) {
  */
 export function setup(purpose) {
   checkNode();
-  installPackages();
+  // Before the packages: some build something.
   const missing = installTools(purpose);
+  installPackages();
   buildAgent(root, say);
   buildNative(root, say);
   return { missing };

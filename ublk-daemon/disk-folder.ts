@@ -83,7 +83,7 @@ export interface OpenDisk {
    */
   snapshot(name?: string): Promise<SealedUpper & { readonly lowers: readonly LayerPlace[] }>;
   /**
-   * Another size, in whole sectors; it costs a layer. What lies beyond a smaller one is gone: `shrink` says that this is wanted. Who
+   * Another size, in whole sectors; it costs a layer, a smaller one two. What lies beyond a smaller one is gone: `shrink` says that this is wanted. Who
    * serves the disk has to tell its clients.
    * @throws DISK_SIZE
    */
@@ -185,14 +185,18 @@ async function finishOpen(
     const mode: UpperMode = upper instanceof SparseUpper ? 'sparse' : 'log';
     /** Seals the upper and puts a new one on top, perhaps of another size. */
     const restack = async ({ name, sizeBytes }: { name?: string; sizeBytes?: number }): Promise<SealedUpper> => {
-      const files = ownFiles(folder, nextNumber(await readdir(folder)));
+      const number = nextNumber(await readdir(folder));
+      const files = ownFiles(folder, number);
+      const coverFiles = ownFiles(folder, number + 1);
       const old = config.upper;
       let syncError: unknown;
       try {
         const sealed = await disk.snapshot(
-          (facts) => makeUpper(mode, files, facts),
-          async ({ path, uuid }) => {
-            const lowers = [...config.lowers, { file: resolve(path) }];
+          // Zeros take no room in a layer with an index, whatever the disk's own way is.
+          ({ cover, ...facts }) => makeUpper(cover ? 'log' : mode, cover ? coverFiles : files, facts),
+          async (sealed) => {
+            const lowers = [...config.lowers, ...sealed.map(({ path }) => ({ file: resolve(path) }))];
+            const { uuid } = sealed.at(-1)!;
             const facts = diskFacts(config);
             const named = { name: name ?? '', layers: lowers.length, uuid, createdAt: new Date().toISOString() };
             const snapshots = name === undefined ? facts.snapshots : [...facts.snapshots, named];
@@ -209,11 +213,13 @@ async function finishOpen(
         );
         if (syncError !== undefined) throw syncError;
         if (old?.index !== undefined) await rm(absolute(folder, old.index), { force: true });
+        await rm(coverFiles.index, { force: true });
         return sealed;
       } catch (error) {
         if (config.upper?.data !== files.data) {
-          await rm(files.data, { force: true });
-          await rm(files.index, { force: true });
+          for (const path of [files, coverFiles].flatMap(({ data, index }) => [data, index, pendingPath(index)])) {
+            await rm(path, { force: true });
+          }
         }
         throw error;
       }

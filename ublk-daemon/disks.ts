@@ -98,9 +98,11 @@ export async function createNamedDisk(name: string, options: CreateNamedOptions,
   try {
     const made = join(work, 'disk');
     const { origin, mode = 'log', openStoreLayer } = options;
+    let refuseGone = async () => {};
     if (origin?.kind === 'config' || origin?.kind === 'layers') {
       const lowers = origin.kind === 'layers' ? origin.lowers : await lowersOf(origin.path);
       const image = origin.kind === 'layers' ? origin.image : undefined;
+      refuseGone = await layersStay(root, lowers);
       const stack = await openStack(lowers, undefined, openStoreLayer);
       await stack.close();
       const sizeBytes = options.sizeBytes ?? stack.virtualSize;
@@ -113,12 +115,43 @@ export async function createNamedDisk(name: string, options: CreateNamedOptions,
     // The work is done without the lock; under it the disk gets its name.
     await withLock(join(root, LOCK), async () => {
       refuseTwin();
+      await refuseGone();
       await rm(folder, { recursive: true, force: true });
       await relocateDisk(made, folder);
     });
   } finally {
     await rm(work, { recursive: true, force: true });
   }
+}
+
+/**
+ * To be called under the lock: whether the layers are still those that they are now. From then on the new disk holds them: whoever removes or
+ * merges the disk whose they are looks for it.
+ * @throws DISK_LAYER_MISSING
+ */
+async function layersStay(root: string, lowers: readonly LayerPlace[]): Promise<() => Promise<void>> {
+  const files = lowers.flatMap((place, at) =>
+    typeof place === 'string' ? [{ path: resolve(place), layer: at + 1 }] : [],
+  );
+  const stamp = async ({ path }: { path: string }) => {
+    const found = await stat(path, { bigint: true }).catch(() => undefined);
+    return found && `${found.dev} ${found.ino} ${found.size} ${found.mtimeNs}`;
+  };
+  const before = await Promise.all(files.map(stamp));
+  return async () => {
+    for (const [at, file] of files.entries()) {
+      const isThere = before[at] !== undefined && (await stamp(file)) === before[at];
+      if (!isThere || !(await isNamed(root, file.path))) throw fail('DISK_LAYER_MISSING', file);
+    }
+  };
+}
+
+/** A merge takes a layer out of the configuration first, and then away. */
+async function isNamed(root: string, path: string): Promise<boolean> {
+  const folder = dirname(path);
+  if (dirname(folder) !== resolve(root)) return true;
+  const config = await readConfig(folder).catch(() => undefined);
+  return config?.lowers.some(({ file }) => file !== undefined && resolve(folder, file) === path) === true;
 }
 
 async function lowersOf(configPath: string): Promise<LayerPlace[]> {

@@ -38,6 +38,13 @@ export const ublkDaemonErrors = {
     exit: 3,
     http: 500,
   },
+  DISK_INDEX_MEMORY: {
+    message:
+      '{file}: with its index of {entries} entries the disk takes {bytes} bytes of memory, and {most} are allowed',
+    hint: 'use a machine, or a control group, with more memory, or set DSEC_DISK_INDEX_BYTES; a disk that is exported and created anew has fewer entries',
+    exit: 5,
+    http: 507,
+  },
   DISK_IN_USE: {
     message: 'disk {name}: its layers are those of {others} too',
     hint: 'remove those first, or make them independent: export them and create them anew',

@@ -23,7 +23,8 @@ const MAX_EXTENTS = 1024;
 /** Sectors that are looked at together: 1 GiB. */
 const EXTENT_WINDOW = 2 ** 21;
 
-type MakeUpper = (facts: { virtualSize: number; parentUuid: string }) => Promise<Upper>;
+/** `cover`: a layer of zeros, sealed at once, between the one that is sealed and the new one; the first of the two to be made. */
+type MakeUpper = (facts: { virtualSize: number; parentUuid: string; cover: boolean }) => Promise<Upper>;
 
 export interface SealedUpper {
   readonly path: string;
@@ -94,8 +95,6 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
       const waits: Promise<void>[] = [];
       this.begin(into, start, waits);
       const done = Promise.all(waits);
-      // What compaction must wait for: these reads know places in the data file.
-      this.upper?.track(done);
       this.work(done);
       await done;
     }
@@ -192,22 +191,21 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
 
   /**
    * Seals the upper and puts `makeUpper()` on top. Writes wait from the last flush until `publish` is done; reads go on.
-   * @param publish makes the new order of layers durable: called when the sealed one is on the disk. If it fails, all is as before.
-   * @param sizeBytes of the disk from then on; what lay beyond a smaller size is zeros in the sealed layer, so that it stays gone
-   *   when the disk grows again
+   * @param publish makes the new order of layers durable: called when the sealed ones are on the disk. If it fails, all is as before.
+   * @param sizeBytes of the disk from then on; what lay beyond a smaller size is zeros in a layer of its own, so that it stays gone
+   *   when the disk grows again, and is there when this fails
    */
   async snapshot(
     makeUpper: MakeUpper,
-    publish: (sealed: SealedUpper) => Promise<void>,
+    publish: (sealed: readonly SealedUpper[]) => Promise<void>,
     sizeBytes = this.sizeBytes,
   ): Promise<SealedUpper> {
     this.checkOpen();
     const old = this.upper;
     if (old === undefined) throw new TargetError('TARGET_READ_ONLY');
     if (this.snapshotting) throw fail('DISK_SNAPSHOT_RUNNING', { file: old.dataPath });
-    if (this.lowerSources.length >= MAX_LAYERS) {
-      throw fail('DISK_TOO_MANY_LAYERS', { count: this.lowerSources.length + 1, most: MAX_LAYERS });
-    }
+    const count = this.lowerSources.length + (sizeBytes < this.size ? 2 : 1);
+    if (count > MAX_LAYERS) throw fail('DISK_TOO_MANY_LAYERS', { count, most: MAX_LAYERS });
     this.snapshotting = true;
     return this.work(this.sealAndRestack(old, makeUpper, publish, sizeBytes));
   }
@@ -215,47 +213,57 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
   private async sealAndRestack(
     old: Upper,
     makeUpper: MakeUpper,
-    publish: (sealed: SealedUpper) => Promise<void>,
+    publish: (sealed: readonly SealedUpper[]) => Promise<void>,
     sizeBytes: number,
   ): Promise<SealedUpper> {
     let open = () => {};
     const gate = new Promise<void>((resolve) => {
       open = resolve;
     });
-    let fresh: Upper | undefined;
+    const made: Upper[] = [];
+    const make = async (virtualSize: number, below: Upper, cover: boolean) => {
+      const upper = await makeUpper({ virtualSize, parentUuid: below.uuid, cover });
+      made.push(upper);
+      return upper;
+    };
     try {
-      // What can be done before writes have to wait: most of what is not on the disk yet goes there, and the next layer is made.
-      const making = makeUpper({ virtualSize: sizeBytes, parentUuid: old.uuid });
-      const flushed = await Promise.allSettled([old.flush(), making]);
-      fresh = await making;
-      if (flushed[0].status === 'rejected') throw flushed[0].reason;
+      // What can be done before writes have to wait: most of what is not on the disk yet goes there, and the next layers are made.
+      const making = async () => {
+        const cover = sizeBytes < this.size ? await make(this.size, old, true) : undefined;
+        return { cover, fresh: await make(sizeBytes, cover ?? old, false) };
+      };
+      const [flushed, layers] = await Promise.allSettled([old.flush(), making()]);
+      if (layers.status === 'rejected') throw layers.reason;
+      if (flushed.status === 'rejected') throw flushed.reason;
+      const { cover, fresh } = layers.value;
       this.gate = gate;
       await Promise.allSettled([...this.writing]);
-      const sealed = { path: old.dataPath, uuid: old.uuid };
-      if (sizeBytes < this.size) {
+      if (cover !== undefined) {
         for (const [start, end] of this.dataRuns(sizeBytes / SECTOR, this.size / SECTOR)) {
-          await old.zero(start, end, this.below);
+          await cover.zero(start, end, this.below);
         }
+        await cover.seal();
       }
       await old.seal();
+      const sealed = cover === undefined ? [old] : [old, cover];
       try {
-        await publish(sealed);
+        await publish(sealed.map(({ dataPath, uuid }) => ({ path: dataPath, uuid })));
       } catch (error) {
         await old.unseal();
         throw error;
       }
       const number = this.lowerSources.length;
-      const index = old.freeze(number);
-      this.lowerIndex = clipIndex(mergeIndexes([this.lowerIndex, index]), sizeBytes / SECTOR);
+      const indexes = sealed.map((upper, at) => upper.freeze(number + at));
+      this.lowerIndex = clipIndex(mergeIndexes([this.lowerIndex, ...indexes]), sizeBytes / SECTOR);
       this.size = sizeBytes;
-      this.layers.push({ index, uuid: old.uuid });
-      this.lowerSources = [...this.lowerSources, old.source];
-      this.sealed.push(old);
+      this.layers.push(...sealed.map(({ uuid }, at) => ({ index: indexes[at]!, uuid })));
+      this.lowerSources = [...this.lowerSources, ...sealed.map(({ source }) => source)];
+      this.sealed.push(...sealed);
       this.upper = fresh;
-      fresh = undefined;
-      return sealed;
+      made.length = 0;
+      return { path: old.dataPath, uuid: old.uuid };
     } finally {
-      await fresh?.close();
+      for (const upper of made) await upper.close();
       this.snapshotting = false;
       this.gate = undefined;
       open();
@@ -391,7 +399,12 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
         const first = (from - start) * SECTOR;
         const last = (to - start) * SECTOR;
         if (layer !== UPPER) into.fill(0, first, last);
-        else if (fillFrom(upper.source, into, first, last, upperPieces.moffsets[at]!, waits) === false) return false;
+        else {
+          const known = waits?.length;
+          if (fillFrom(upper.source, into, first, last, upperPieces.moffsets[at]!, waits) === false) return false;
+          // What compaction must wait for: it knows a place in the data file. What lies below may be far away, and is not waited for.
+          if (waits !== undefined && waits.length !== known) upper.track(waits.at(-1)!);
+        }
       }
     }
     return undefined;

@@ -1,14 +1,28 @@
 /**
  * The lab's kernel: Debian's 6.12, unpacked outside the checkout, never installed. It has what machines for development often lack:
- * ublk, NBD, loop, vhost, AppArmor, cgroup v2. What is in the cache is taken as it is; else apt is asked for the newest.
+ * ublk, NBD, loop, vhost, AppArmor, cgroup v2. What is in the cache is taken as it is; else apt is asked for the newest of the series.
+ * Another series is for what came later (`--kernel 6.18`): where this machine's lists lack it, the backports of the next Debian are asked,
+ * in lists of the lab's own, so that this machine's stay as they are.
  */
 import { spawnSync } from 'node:child_process';
-import { accessSync, constants, existsSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync } from 'node:fs';
+import {
+  accessSync,
+  constants,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { homedir } from 'node:os';
 import { delimiter, join } from 'node:path';
 
-/** Its dependency is the newest kernel of the series. */
-const META_PACKAGE = 'linux-image-6.12-amd64';
+export const DEFAULT_SERIES = '6.12';
+/** Where series are that this machine's own lists do not have. */
+const NEWER_SUITE = 'trixie-backports';
+const DEBIAN_KEYS = '/usr/share/keyrings/debian-archive-keyring.gpg';
 
 /** What QEMU, the initrd and the scratch disk are made with, and the package of each. */
 const TOOLS = {
@@ -47,9 +61,14 @@ export function findTool(name) {
   return undefined;
 }
 
-/** @throws LabUnavailable when a tool is missing or the kernel cannot be had. @returns {LabKernel} */
-export function labKernel() {
+/**
+ * @param {string} [series] Like 6.18.
+ * @throws LabUnavailable when a tool is missing or the kernel cannot be had.
+ * @returns {LabKernel}
+ */
+export function labKernel(series = DEFAULT_SERIES) {
   if (process.arch !== 'x64') throw new LabUnavailable(`the lab is for x64; this is ${process.arch}`);
+  if (!/^\d+\.\d+$/.test(series)) throw new LabUnavailable(`${series} is no series of kernels: two numbers, like 6.18`);
   const missing = Object.entries(TOOLS).filter(([tool]) => findTool(tool) === undefined);
   if (missing.length > 0) {
     const packages = [...new Set(missing.map(([, name]) => name))].join(' ');
@@ -57,14 +76,17 @@ export function labKernel() {
       `the lab needs ${missing.map(([tool]) => tool).join(', ')}: apt-get install --no-install-recommends ${packages}`,
     );
   }
-  return cached() ?? fetched();
+  return cached(series) ?? fetched(series);
 }
 
-/** The newest in the cache. @returns {LabKernel | undefined} */
-function cached() {
+/** @param {readonly string[]} names */
+const newest = (names) => [...names].sort(new Intl.Collator('en', { numeric: true }).compare).at(-1);
+
+/** The newest in the cache. @param {string} series @returns {LabKernel | undefined} */
+function cached(series) {
   const folder = join(labCache, 'kernels');
-  const versions = existsSync(folder) ? readdirSync(folder).filter((name) => !name.startsWith('.')) : [];
-  const version = versions.sort(new Intl.Collator('en', { numeric: true }).compare).at(-1);
+  const versions = existsSync(folder) ? readdirSync(folder).filter((name) => name.startsWith(`${series}.`)) : [];
+  const version = newest(versions);
   return version === undefined ? undefined : kernelIn(join(folder, version), version);
 }
 
@@ -73,28 +95,70 @@ function kernelIn(base, version) {
   return { version, base, image: join(base, 'boot', `vmlinuz-${version}`) };
 }
 
-/** @returns {LabKernel} */
-function fetched() {
-  const known = () => {
-    const depends = spawnSync('apt-cache', ['depends', META_PACKAGE], { encoding: 'utf8' });
-    return /Depends: (linux-image-\S+)/.exec(depends.stdout ?? '')?.[1];
+/** The newest package of the series that apt knows. @param {string} series @param {NodeJS.ProcessEnv} [env] */
+function known(series, env) {
+  const { stdout } = spawnSync('apt-cache', ['pkgnames', `linux-image-${series}.`], { encoding: 'utf8', env });
+  return newest((stdout ?? '').split('\n').filter((name) => /^linux-image-[\d.]+\+deb\d+-amd64$/.test(name)));
+}
+
+/** @param {NodeJS.ProcessEnv} [env] */
+function updateLists(env) {
+  return spawnSync('apt-get', ['update', '-q'], { stdio: ['ignore', 2, 2], env }).status === 0;
+}
+
+/**
+ * The package, and the environment in which apt knows it.
+ * @param {string} series
+ * @returns {{ name: string, env?: NodeJS.ProcessEnv }}
+ */
+function packageOf(series) {
+  let name = known(series);
+  if (name === undefined && process.getuid?.() === 0 && updateLists()) name = known(series);
+  if (name !== undefined) return { name };
+  const env = newerLists();
+  name = env && (known(series, env) ?? (updateLists(env) ? known(series, env) : undefined));
+  if (name !== undefined) return { name, env };
+  throw new LabUnavailable(
+    `apt knows no linux-image-${series}.*-amd64, here or in ${NEWER_SUITE}: apt-get update, or the lists of Debian 12 (bookworm)`,
+  );
+}
+
+/** An environment in which apt reads the newer suite of this machine's own mirror; nothing where it has none of Debian. */
+function newerLists() {
+  const { stdout } = spawnSync('apt-get', ['indextargets', '--format', '$(REPO_URI) $(LABEL)'], { encoding: 'utf8' });
+  const mirror = (stdout ?? '').split('\n').find((line) => line.endsWith(' Debian'));
+  if (mirror === undefined) return undefined;
+  const folder = join(labCache, 'apt');
+  for (const name of ['lists/partial', 'cache/archives/partial']) mkdirSync(join(folder, name), { recursive: true });
+  const source = `deb [signed-by=${DEBIAN_KEYS}] ${mirror.split(' ')[0]} ${NEWER_SUITE} main\n`;
+  writeFileSync(join(folder, 'sources.list'), source);
+  const settings = {
+    'Dir::Etc::sourcelist': join(folder, 'sources.list'),
+    'Dir::Etc::sourceparts': '-',
+    'Dir::State::lists': join(folder, 'lists'),
+    'Dir::Cache': join(folder, 'cache'),
+    'Acquire::Languages': 'none',
   };
-  let name = known();
-  if (name === undefined && process.getuid?.() === 0) {
-    // No package lists yet, or old ones.
-    spawnSync('apt-get', ['update', '-q'], { stdio: ['ignore', 2, 2] });
-    name = known();
-  }
-  if (name === undefined) {
-    throw new LabUnavailable(`apt does not know ${META_PACKAGE}: apt-get update, or the lists of Debian 12 (bookworm)`);
-  }
+  const file = join(folder, 'apt.conf');
+  writeFileSync(
+    file,
+    Object.entries(settings)
+      .map(([key, value]) => `${key} "${value}";\n`)
+      .join(''),
+  );
+  return { ...process.env, APT_CONFIG: file };
+}
+
+/** @param {string} series @returns {LabKernel} */
+function fetched(series) {
+  const { name, env } = packageOf(series);
   const version = name.slice('linux-image-'.length);
   const kernels = join(labCache, 'kernels');
   mkdirSync(kernels, { recursive: true });
   const staging = mkdtempSync(join(kernels, '.fetch-'));
   try {
-    process.stderr.write(`lab: fetching ${name} (about 110 MB, once) into ${labCache}\n`);
-    const download = spawnSync('apt-get', ['download', '-q', name], { cwd: staging, stdio: ['ignore', 2, 2] });
+    process.stderr.write(`lab: fetching ${name} (100 to 200 MB, once) into ${labCache}\n`);
+    const download = spawnSync('apt-get', ['download', '-q', name], { cwd: staging, stdio: ['ignore', 2, 2], env });
     const archive = readdirSync(staging).find((file) => file.endsWith('.deb'));
     if (download.status !== 0 || archive === undefined) throw new LabUnavailable(`${name} could not be fetched`);
     const unpacked = join(staging, 'tree');

@@ -20,6 +20,7 @@ const KVM_PROCESSOR = 'host,-arch-capabilities';
  * @property {number} [scratchMiB] Of the disk at /lab; takes what is written to it.
  * @property {number} [timeoutMs] Then the lab is switched off, and the status is 124.
  * @property {boolean} [emulate] Without KVM even where it works.
+ * @property {string} [series] Of its kernel; else $DSEC_LAB_KERNEL, else 6.12.
  * @property {readonly string[]} [kernelArguments]
  * @property {readonly string[]} [qemuArguments]
  * @property {AbortSignal} [signal]
@@ -33,7 +34,7 @@ const KVM_PROCESSOR = 'host,-arch-capabilities';
  * @throws LabUnavailable where there can be no lab; Error when it ends without a status (the end of its console is in the message)
  */
 export async function runInLab(command, options = {}) {
-  const kernel = labKernel();
+  const kernel = labKernel(options.series ?? process.env.DSEC_LAB_KERNEL);
   const initrd = initrdOf(kernel);
   const kvm = options.emulate !== true && kvmWorks();
   const folder = mkdtempSync(join(tmpdir(), 'dsec-lab-'));

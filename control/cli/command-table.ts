@@ -85,6 +85,43 @@ export const commandTable: readonly CommandEntry[] = [
     summary: 'run a service of this node: images, or sandboxes that start at once',
     load: () => import('./commands/serve.ts'),
   },
+  { name: 'nodes', summary: 'list the edges of a cluster', load: () => import('./commands/nodes.ts') },
+  { name: 'drain', summary: 'have an edge take no new sandboxes', load: () => import('./commands/drain.ts') },
+  {
+    name: 'context',
+    summary: 'which cluster commands speak to',
+    load: () => import('./commands/context.ts'),
+  },
+  {
+    name: 'project',
+    summary: 'the tree of projects of a cluster',
+    load: () => import('./commands/project.ts'),
+  },
+  {
+    name: 'principal',
+    summary: 'users, services and agents of a cluster',
+    load: () => import('./commands/principal.ts'),
+  },
+  {
+    name: 'policy',
+    summary: 'who may do what on which projects',
+    load: () => import('./commands/policy.ts'),
+  },
+  {
+    name: 'token',
+    summary: 'what callers show the API of a cluster',
+    load: () => import('./commands/token.ts'),
+  },
+  {
+    name: 'quota',
+    summary: 'how much projects may use',
+    load: () => import('./commands/quota.ts'),
+  },
+  {
+    name: 'audit',
+    summary: 'who did what in a cluster',
+    load: () => import('./commands/audit.ts'),
+  },
   {
     name: 'doctor',
     summary: 'show what this machine has, what for, and what falls back to what',

@@ -22,4 +22,6 @@ export interface CommandDefinition {
   readonly exactPaths?: ExactPaths;
   /** Declares arguments and options, and binds `run` with `context`. */
   configure(command: Command, context: Context): void;
+  /** Commands below it that can be declared alone, by their names: which costs less. */
+  readonly parts?: Readonly<Record<string, (command: Command, context: Context) => void>>;
 }

@@ -4,6 +4,7 @@
 import type { Readable } from 'node:stream';
 import type { Progress } from '#base';
 import type { Backend, Caller as SandboxCaller } from '#runtime';
+import type { CommandClient } from '../runtime-service/own-commands.ts';
 import type { Output } from './output.ts';
 
 export type Cleanup = () => void | Promise<void>;
@@ -14,6 +15,8 @@ export interface Caller extends SandboxCaller {
   readonly backend: Backend;
   /** The client's standard input; it is read from when somebody asks for it. */
   readonly stdin: Readable;
+  /** Of the sandboxes that stay. */
+  readonly commands: CommandClient;
   /**
    * Before anything is done: from now on it is done here.
    * @throws NotServed when only a process of the client's own can do it

@@ -124,12 +124,16 @@ export async function runCommandLine(argv: readonly string[], context: Context):
     .exitOverride()
     .configureOutput({ writeOut: (text) => texts.push(text), writeErr: () => {} })
     .addHelpText('after', PROGRAM_HELP);
-  for (const entry of commandTable) {
+  // The others are for help, and for guessing what was meant.
+  const named = commandTable.find(({ name }) => name === args[0]);
+  for (const entry of named === undefined ? commandTable : [named]) {
     const command = program.command(entry.name).summary(entry.summary);
-    if (entry.name !== args[0]) continue;
+    if (entry !== named) continue;
     const { definition } = await entry.load();
     describe(command, definition);
-    definition.configure(command, context);
+    const part = Object.hasOwn(definition.parts ?? {}, args[1] ?? '') ? definition.parts?.[args[1]!] : undefined;
+    if (part === undefined) definition.configure(command, context);
+    else part(command, context);
     program.hook('preAction', (_program, called) => {
       refuseInexact(called, helpful(program, args), definition.exactPaths);
       refuseInexactVariables(helpful(program, args), []);

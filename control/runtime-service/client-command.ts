@@ -5,12 +5,13 @@
 
 import { constants } from 'node:os';
 import { Writable } from 'node:stream';
-import type { ServiceClient } from '#runtime';
+import type { SandboxNode, ServiceClient } from '#runtime';
 import type { Caller, Cleanup, Context } from '../cli/context.ts';
 import { NotServed } from '../cli/context.ts';
 import { runCommandLine } from '../cli/main.ts';
 import { Output } from '../cli/output.ts';
 import { failureOf } from '../cli/report-error.ts';
+import { ownCommands } from './own-commands.ts';
 import { isServableStore, type ServiceSelf } from './servable.ts';
 
 /** The client has been told how it ended, or has gone. @param stop Ends the sandbox. */
@@ -18,6 +19,7 @@ export async function runForClient(
   client: ServiceClient,
   args: readonly string[],
   self: ServiceSelf,
+  node: SandboxNode,
   stop?: AbortSignal,
 ): Promise<void> {
   const { greeting } = client;
@@ -40,6 +42,7 @@ export async function runForClient(
     stdinIsTerminal: greeting.terminals[0],
     terminalSize: greeting.terminalSize,
     backend: client.backend,
+    commands: ownCommands(node),
     get stdin() {
       return client.input;
     },

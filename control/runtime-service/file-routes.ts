@@ -1,4 +1,4 @@
-/** Files of a sandbox over HTTP that need more than one answer: watches, uploads that go on after a break, digests. */
+/** Files of a sandbox over HTTP beyond the plain ones: watches, uploads that go on after a break, digests, links. */
 import { Readable } from 'node:stream';
 import { Type } from '@sinclair/typebox';
 import type { FileEvent } from '#runtime';
@@ -20,6 +20,8 @@ const Upload = {
 const UploadQuery = Type.Object(Upload);
 const PartQuery = Type.Object({ ...Upload, offset: Bytes });
 const PathQuery = Type.Object({ path: Text });
+/** `from`: what it leads to; `to`: where it is. */
+const LinkBody = Type.Object({ from: Text, to: Text }, { additionalProperties: false });
 
 /** So that whoever reads knows that it still watches. */
 const ALIVE_MS = 15_000;
@@ -38,6 +40,14 @@ export function fileRoutes(route: AddRoute): void {
     const { offset, ...spec } = query;
     const content = request.body instanceof Readable ? request.body : Readable.from([]);
     return sandbox().files.uploadPart(spec, offset, content as AsyncIterable<Buffer>);
+  });
+  route('GET', `${files}/link`, { querystring: PathQuery }, async ({ sandbox, query }) => {
+    const target = await sandbox().files.readlink(query.path);
+    return { target: target.toString(), targetBase64: target.toString('base64') };
+  });
+  route('POST', `${files}/symlink`, { body: LinkBody }, async ({ sandbox, body }) => {
+    await sandbox().files.symlink(body.from, body.to);
+    return {};
   });
   route('GET', `${files}/digest`, { querystring: PathQuery }, async ({ sandbox, query }) => ({
     sha256: await sandbox().files.digest(query.path),

@@ -5,9 +5,10 @@
 import { createHash, randomBytes } from 'node:crypto';
 import { type Static, Type } from '@sinclair/typebox';
 import { type Image, openImage } from '#imagesvc';
-import type { CreateOptions, ResidentSandbox, SandboxNode, SandboxRecord } from '#runtime';
+import type { CreateOptions, ResidentSandbox, SandboxRecord } from '#runtime';
 import { packRunning } from '../pack-sandbox.ts';
 import { knownStore } from './known-stores.ts';
+import type { Sandboxes } from './route.ts';
 
 const Text = Type.String({ maxLength: 4096 });
 const TimeMs = Type.Integer({ minimum: 0, maximum: 2 ** 41 });
@@ -19,6 +20,8 @@ export const ForkBody = Type.Object(
     snapshot: Type.Optional(Text),
     requestId: Type.Optional(Type.String({ minLength: 1, maxLength: 4096 })),
     ttlMs: Type.Optional(TimeMs),
+    /** Of quota, one for each: an edge's. */
+    reservations: Type.Optional(Type.Array(Text, { maxItems: 1000 })),
   },
   { additionalProperties: false },
 );
@@ -35,9 +38,9 @@ const AT_ONCE = 4;
 
 /** All or none. Asked again with the same request id, the same ones are the answer. @throws as `packRunning` and `SandboxNode.create` */
 export async function forkSandbox(
-  node: SandboxNode,
+  node: Sandboxes,
   name: string,
-  { count = 1, snapshot, requestId, ttlMs }: Static<typeof ForkBody>,
+  { count = 1, snapshot, requestId, ttlMs, reservations }: Static<typeof ForkBody>,
 ): Promise<ForkedSandboxes> {
   const parent = node.get(name);
   const { facts } = parent;
@@ -60,7 +63,8 @@ export async function forkSandbox(
     while (next < count && failures.length === 0) {
       const number = next++;
       try {
-        const options = { ...sameAs(facts), store, base: image, ttlMs };
+        const tag = facts.resident?.tag && { ...facts.resident.tag, reservation: reservations?.[number] };
+        const options = { ...sameAs(facts), tag, store, base: image, ttlMs };
         const own = { name: childName(name, mark, number), requestId: requestId && `fork ${mark} ${number}` };
         created[number] = await node.create({ ...options, ...own });
       } catch (error) {

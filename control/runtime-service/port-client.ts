@@ -1,21 +1,20 @@
-/** A connection to a port inside a sandbox, through the runtime service (port-routes.ts). */
-import { request } from 'node:http';
+/** A connection to a port inside a sandbox, through the runtime service (port-routes.ts) or the API of a cluster. */
 import type { Duplex } from 'node:stream';
-import { messageOf, systemCode } from '#base';
+import { messageOf } from '#base';
 import { runtimeFolders } from '#runtime';
 import { fail } from '../errors.ts';
 import { TCP_PROTOCOL } from './port-streams.ts';
 import { sandboxSocket, thrownThere } from './sandbox-client.ts';
+import { connectionProblem, requestTo, type ServiceAddress } from './service-address.ts';
 
 /** @throws RUNTIME_PORT_CLOSED, RUNTIME_SANDBOX_NOT_FOUND, RUNTIME_SANDBOX_GONE, SANDBOX_NO_SERVICE */
 export function openPort(
   sandbox: string,
   port: number,
-  socketPath: string = sandboxSocket(runtimeFolders().runDir),
+  address: ServiceAddress = sandboxSocket(runtimeFolders().runDir),
 ): Promise<Duplex> {
   return new Promise((resolve, reject) => {
-    const asked = request({
-      socketPath,
+    const asked = requestTo(address, {
       method: 'POST',
       path: `/v1/sandboxes/${encodeURIComponent(sandbox)}/ports/${port}`,
       headers: { connection: 'Upgrade', upgrade: TCP_PROTOCOL },
@@ -33,11 +32,7 @@ export function openPort(
         reject(fail('SANDBOX_PROTOCOL', { problem: messageOf(error) }, error));
       }
     });
-    asked.once('error', (error) => {
-      const away = ['ENOENT', 'ECONNREFUSED'].includes(systemCode(error) ?? '');
-      const problem = messageOf(error);
-      reject(away ? fail('SANDBOX_NO_SERVICE', { socket: socketPath }) : fail('SANDBOX_PROTOCOL', { problem }, error));
-    });
+    asked.once('error', (error) => reject(connectionProblem(address, error)));
     asked.end();
   });
 }

@@ -9,10 +9,9 @@
 import { request as httpRequest, type IncomingHttpHeaders, type IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
-import type { SandboxNode } from '#runtime';
 import { fail } from '../errors.ts';
 import { join, TCP_PROTOCOL } from './port-streams.ts';
-import { errorOf, ONE_SANDBOX } from './route.ts';
+import { errorOf, ONE_SANDBOX, type Sandboxes } from './route.ts';
 
 const OF_ONE_CONNECTION: ReadonlySet<string> = new Set([
   'connection',
@@ -26,14 +25,29 @@ const OF_ONE_CONNECTION: ReadonlySet<string> = new Set([
   'upgrade',
 ]);
 
-export async function portRoutes(app: FastifyInstance, node: SandboxNode): Promise<void> {
+export interface PortRouteOptions {
+  /** Throws what is to be the answer to an upgrade: those are no requests of the app. */
+  readonly authorize?: (request: IncomingMessage) => void;
+  /** Headers between whoever asks and us, such as tokens, in small letters: what listens in a sandbox does not get them. */
+  readonly hidden?: ReadonlySet<string>;
+}
+
+export async function portRoutes(
+  app: FastifyInstance,
+  node: Pick<Sandboxes, 'get'>,
+  { authorize, hidden = new Set() }: PortRouteOptions = {},
+): Promise<void> {
   const upgraded = new Set<Duplex>();
   app.server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
     // Of a server that has an `upgrade` listener each such request is its own.
     upgraded.add(socket);
     socket.once('close', () => upgraded.delete(socket));
     socket.on('error', () => {});
-    upgrade(node, request, socket, head).catch((error: unknown) => refuse(socket, error));
+    const upgrading = async () => {
+      authorize?.(request);
+      await upgrade(node, request, socket, head, hidden);
+    };
+    upgrading().catch((error: unknown) => refuse(socket, error));
   });
   // They are no connections of the server any more.
   app.addHook('preClose', async () => {
@@ -44,11 +58,16 @@ export async function portRoutes(app: FastifyInstance, node: SandboxNode): Promi
     scope.removeAllContentTypeParsers();
     scope.addContentTypeParser('*', (_request, payload, done) => done(null, payload));
     const schema = { hide: true };
-    scope.all(`${ONE_SANDBOX}/ports/:port/*`, { schema }, (request, reply) => pass(node, request, reply));
+    scope.all(`${ONE_SANDBOX}/ports/:port/*`, { schema }, (request, reply) => pass(node, request, reply, hidden));
   });
 }
 
-async function pass(node: SandboxNode, request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
+async function pass(
+  node: Pick<Sandboxes, 'get'>,
+  request: FastifyRequest,
+  reply: FastifyReply,
+  hidden: ReadonlySet<string>,
+): Promise<unknown> {
   const { sandbox, port, path } = targetOf(request.raw.url);
   const connection = await node.get(sandbox).connect(port);
   const gone = () => connection.destroy();
@@ -58,7 +77,7 @@ async function pass(node: SandboxNode, request: FastifyRequest, reply: FastifyRe
       createConnection: () => connection,
       method: request.raw.method,
       path,
-      headers: { ...endToEnd(request.raw.headers), host: `127.0.0.1:${port}`, connection: 'close' },
+      headers: { ...without(hidden, endToEnd(request.raw.headers)), host: `127.0.0.1:${port}`, connection: 'close' },
     });
     passed.once('error', (error) => {
       const problem = fail('SANDBOX_PORT_ANSWER', { port, name: sandbox, reason: error.message });
@@ -83,7 +102,13 @@ async function pass(node: SandboxNode, request: FastifyRequest, reply: FastifyRe
   });
 }
 
-async function upgrade(node: SandboxNode, request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
+async function upgrade(
+  node: Pick<Sandboxes, 'get'>,
+  request: IncomingMessage,
+  socket: Duplex,
+  head: Buffer,
+  hidden: ReadonlySet<string>,
+): Promise<void> {
   const { sandbox, port, path, isRaw } = targetOf(request.url);
   const protocol = String(request.headers.upgrade).toLowerCase();
   if (isRaw && protocol !== TCP_PROTOCOL) {
@@ -101,7 +126,8 @@ async function upgrade(node: SandboxNode, request: IncomingMessage, socket: Dupl
     const lines = [`${request.method} ${path} HTTP/1.1`, `Host: 127.0.0.1:${port}`];
     for (let at = 0; at < request.rawHeaders.length; at += 2) {
       const name = request.rawHeaders[at]!;
-      if (name.toLowerCase() !== 'host') lines.push(`${name}: ${request.rawHeaders[at + 1]}`);
+      const key = name.toLowerCase();
+      if (key !== 'host' && !hidden.has(key)) lines.push(`${name}: ${request.rawHeaders[at + 1]}`);
     }
     connection.write(Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1'));
   }
@@ -138,6 +164,10 @@ function endToEnd(headers: IncomingHttpHeaders): IncomingHttpHeaders {
   return Object.fromEntries(
     Object.entries(headers).filter(([name]) => !OF_ONE_CONNECTION.has(name) && !named.includes(name)),
   );
+}
+
+function without(hidden: ReadonlySet<string>, headers: IncomingHttpHeaders): IncomingHttpHeaders {
+  return Object.fromEntries(Object.entries(headers).filter(([name]) => !hidden.has(name)));
 }
 
 /** Several of one name stay several. */

@@ -5,6 +5,9 @@ import { DsecError, messageOf } from '#base';
 import type { ExecHandle, ResidentSandbox, SandboxNode } from '#runtime';
 import { fail } from '../errors.ts';
 
+/** What the routes need of a node: an edge puts what it knows of owners and amounts before it. */
+export type Sandboxes = Pick<SandboxNode, 'create' | 'get' | 'list' | 'remove' | 'stop'>;
+
 export const ONE_SANDBOX = '/v1/sandboxes/:name';
 
 export interface Call<B extends TSchema, Q extends TSchema> {
@@ -25,7 +28,7 @@ export type AddRoute = <B extends TSchema, Q extends TSchema>(
   handler: (call: Call<B, Q>) => unknown,
 ) => void;
 
-export function routeAdder(app: FastifyInstance, node: SandboxNode): AddRoute {
+export function routeAdder(app: FastifyInstance, node: Pick<Sandboxes, 'get'>): AddRoute {
   return (method, url, schema, handler) => {
     app.route({
       method,

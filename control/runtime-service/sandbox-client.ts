@@ -1,9 +1,9 @@
 /** The runtime service's sandboxes as a client on this machine sees them (sandbox-routes.ts). Errors arrive as what they were there. */
-import { type IncomingMessage, type RequestOptions, request } from 'node:http';
+import type { IncomingMessage, RequestOptions } from 'node:http';
 import { join } from 'node:path';
 import type { Readable } from 'node:stream';
 import { StringDecoder } from 'node:string_decoder';
-import { DsecError, messageOf, systemCode } from '#base';
+import { DsecError, systemCode } from '#base';
 import {
   type AllLimits,
   type DeniedAttempt,
@@ -23,6 +23,7 @@ import {
 import { fail } from '../errors.ts';
 import type { PackedView } from '../pack-sandbox.ts';
 import { type OutputNews, parseOutput, type RemoteError } from './output-frames.ts';
+import { connectionProblem, requestTo, type ServiceAddress } from './service-address.ts';
 
 export function sandboxSocket(runDir: string): string {
   return join(runDir, 'sandboxes.sock');
@@ -36,10 +37,22 @@ export interface CommandView {
   readonly result?: ExecResult;
 }
 
+/** Of a cluster, `name` is the whole id. */
+export interface SandboxRow {
+  readonly name: string;
+  readonly id?: string;
+  readonly [field: string]: unknown;
+}
+
+export interface FileRow extends StatView {
+  readonly name: string;
+  readonly nameBase64?: string;
+}
+
 export interface ForkView {
   readonly snapshot: { readonly name: string; readonly digest: string };
   readonly notes: readonly string[];
-  readonly sandboxes: readonly { readonly name: string }[];
+  readonly sandboxes: readonly SandboxRow[];
 }
 
 export interface StatView {
@@ -60,20 +73,35 @@ export interface WatchNews {
 type Query = Readonly<Record<string, string | number | boolean | undefined>>;
 
 export class SandboxClient {
-  private readonly socket: string;
+  private readonly address: ServiceAddress;
 
-  constructor(socket: string = sandboxSocket(runtimeFolders().runDir)) {
-    this.socket = socket;
+  /** Of this machine's runtime service, or of a cluster's API: there names are ids, NAME.EDGE. */
+  constructor(address: ServiceAddress = sandboxSocket(runtimeFolders().runDir)) {
+    this.address = address;
   }
 
-  create(body: object): Promise<{ readonly name: string } & Readonly<Record<string, unknown>>> {
-    return this.json('POST', '/v1/sandboxes', body);
+  /** Whether its sandboxes are on machines whose paths mean nothing here. */
+  get isRemote(): boolean {
+    return typeof this.address !== 'string';
   }
-  get(name: string): Promise<{ readonly name: string }> {
-    return this.json('GET', path(name));
+
+  async create(body: object): Promise<SandboxRow> {
+    return this.named(await this.json('POST', '/v1/sandboxes', body));
   }
-  list(): Promise<{ readonly name: string }[]> {
-    return this.json('GET', '/v1/sandboxes');
+  async get(name: string): Promise<SandboxRow> {
+    return this.named(await this.json('GET', path(name)));
+  }
+  async list(query: Query = {}): Promise<SandboxRow[]> {
+    return (await this.listing(query)).sandboxes;
+  }
+  /** `unreachable`: edges of a cluster that did not answer. */
+  async listing(query: Query = {}): Promise<{ sandboxes: SandboxRow[]; unreachable: readonly string[] }> {
+    const answer = await this.json<SandboxRow[] | { sandboxes: SandboxRow[]; unreachable: string[] }>(
+      'GET',
+      `/v1/sandboxes${queryOf(query)}`,
+    );
+    if (Array.isArray(answer)) return { sandboxes: answer, unreachable: [] };
+    return { sandboxes: answer.sandboxes.map((row) => this.named(row)), unreachable: answer.unreachable };
   }
   update(name: string, changes: LimitChanges): Promise<AllLimits> {
     return this.json('PUT', `${path(name)}/limits`, changes);
@@ -105,8 +133,9 @@ export class SandboxClient {
   packDiff(name: string, body: object, signal?: AbortSignal): Promise<PackedView> {
     return this.json('POST', `${path(name)}/pack-diff`, body, signal);
   }
-  fork(name: string, body: object): Promise<ForkView> {
-    return this.json('POST', `${path(name)}/fork`, body);
+  async fork(name: string, body: object): Promise<ForkView> {
+    const forked = await this.json<ForkView>('POST', `${path(name)}/fork`, body);
+    return { ...forked, sandboxes: forked.sandboxes.map((row) => this.named(row)) };
   }
   /** `force`: also one that runs. */
   async remove(name: string, force: boolean): Promise<void> {
@@ -155,6 +184,25 @@ export class SandboxClient {
   stat(name: string, of: string): Promise<StatView> {
     return this.json('GET', `${path(name)}/files/stat${queryOf({ path: of })}`);
   }
+  files(name: string, folder: string): Promise<FileRow[]> {
+    return this.json('GET', `${path(name)}/files/list${queryOf({ path: folder })}`);
+  }
+  async mkdir(name: string, folder: string, mode?: number): Promise<void> {
+    await this.json('POST', `${path(name)}/files/mkdir${queryOf({ path: folder, recursive: true, mode })}`);
+  }
+  async link(name: string, of: string): Promise<string> {
+    return (await this.json<{ target: string }>('GET', `${path(name)}/files/link${queryOf({ path: of })}`)).target;
+  }
+  async symlink(name: string, target: string, at: string): Promise<void> {
+    await this.json('POST', `${path(name)}/files/symlink`, { from: target, to: at });
+  }
+  async removeFile(name: string, of: string): Promise<void> {
+    await this.json('DELETE', `${path(name)}/files${queryOf({ path: of })}`);
+  }
+  /** For whatever has no method here. */
+  ask<T>(method: string, url: string, body?: object): Promise<T> {
+    return this.json(method, url, body);
+  }
   digest(name: string, of: string): Promise<{ readonly sha256: string }> {
     return this.json('GET', `${path(name)}/files/digest${queryOf({ path: of })}`);
   }
@@ -177,6 +225,10 @@ export class SandboxClient {
     }
   }
 
+  private named<T extends { readonly name: string; readonly id?: string }>(row: T): T {
+    return this.isRemote && row.id !== undefined ? { ...row, name: row.id } : row;
+  }
+
   private async json<T>(method: string, url: string, body?: object, signal?: AbortSignal): Promise<T> {
     const headers = body === undefined ? {} : { 'content-type': 'application/json' };
     const text = body === undefined ? undefined : JSON.stringify(body);
@@ -190,15 +242,9 @@ export class SandboxClient {
     { body, ...options }: RequestOptions & { readonly body?: Readable | string } = {},
   ): Promise<IncomingMessage> {
     const answer = await new Promise<IncomingMessage>((resolve, reject) => {
-      const sent = request({ socketPath: this.socket, method, path: url, ...options }, resolve);
-      sent.once('error', (error) => {
-        const away = ['ENOENT', 'ECONNREFUSED'].includes(systemCode(error) ?? '');
-        reject(
-          away
-            ? fail('SANDBOX_NO_SERVICE', { socket: this.socket })
-            : fail('SANDBOX_PROTOCOL', { problem: messageOf(error) }, error),
-        );
-      });
+      const sent = requestTo(this.address, { method, path: url, ...options });
+      sent.once('response', resolve);
+      sent.once('error', (error) => reject(connectionProblem(this.address, error)));
       if (body === undefined || typeof body === 'string') sent.end(body);
       else {
         // An answer may come before all of it was sent: the command has ended.

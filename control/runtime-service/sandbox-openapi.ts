@@ -47,6 +47,8 @@ const SUMMARIES: Readonly<Record<string, string>> = {
   [`GET ${SANDBOX}/files/parts`]: 'How far an upload has come: where to go on',
   [`PUT ${SANDBOX}/files/parts`]: 'Goes on with an upload; at its end it is verified and takes its place',
   [`GET ${SANDBOX}/files/digest`]: 'The sha256 of a file',
+  [`GET ${SANDBOX}/files/link`]: 'Where a symbolic link leads',
+  [`POST ${SANDBOX}/files/symlink`]: 'Makes a symbolic link at `to` that leads to `from`',
   [`POST ${SANDBOX}/files/mkdir`]: 'Makes a folder',
   [`POST ${SANDBOX}/files/rename`]: 'Renames a file or folder',
   [`POST ${SANDBOX}/files/upload`]: 'Copies a file or tree of this machine into the sandbox',

@@ -7,16 +7,16 @@
  */
 import { constants } from 'node:os';
 import { Readable } from 'node:stream';
-import { Type } from '@sinclair/typebox';
+import { type Static, Type } from '@sinclair/typebox';
 import { type FastifyInstance, fastify } from 'fastify';
 import { openImage } from '#imagesvc';
 import {
+  type CreateOptions,
   type ExecHandle,
   type FileStatus,
   IDLE_ACTIONS,
   type ResidentSandbox,
   RUNTIME_NAMES,
-  type SandboxNode,
   SERVICE_CLASSES,
   USERNS_MODES,
 } from '#runtime';
@@ -28,8 +28,8 @@ import { knownStore } from './known-stores.ts';
 import { LimitsBody, limitFields, UsageQuery } from './limit-schemas.ts';
 import { NetworkBody, networkAsked, networkRoutes } from './network-routes.ts';
 import { outputFrame } from './output-frames.ts';
-import { portRoutes } from './port-routes.ts';
-import { errorOf, ONE_SANDBOX, routeAdder, stopWith } from './route.ts';
+import { type PortRouteOptions, portRoutes } from './port-routes.ts';
+import { errorOf, ONE_SANDBOX, routeAdder, type Sandboxes, stopWith } from './route.ts';
 import { describeRoutes } from './sandbox-openapi.ts';
 import { shellRoutes } from './shell-routes.ts';
 
@@ -38,30 +38,30 @@ const Count = (maximum: number) => Type.Integer({ minimum: 0, maximum });
 const Size = Type.Object({ rows: Count(65_535), columns: Count(65_535) }, { additionalProperties: false });
 const TimeMs = Count(2 ** 41);
 
-const CreateBody = Type.Object(
-  {
-    store: Text,
-    image: Text,
-    workspace: Type.Optional(Text),
-    toolkits: Type.Optional(Type.Array(Text, { maxItems: 500 })),
-    name: Type.Optional(Text),
-    requestId: Type.Optional(Text),
-    env: Type.Optional(Type.Array(Text)),
-    user: Type.Optional(Text),
-    workdir: Type.Optional(Text),
-    ttlMs: Type.Optional(TimeMs),
-    idleMs: Type.Optional(Type.Integer({ minimum: 1000, maximum: 2 ** 41 })),
-    idleAction: Type.Optional(Type.Union(IDLE_ACTIONS.map((action) => Type.Literal(action)))),
-    class: Type.Optional(Type.Union(SERVICE_CLASSES.map((name) => Type.Literal(name)))),
-    runtime: Type.Optional(Type.Union(RUNTIME_NAMES.map((name) => Type.Literal(name)))),
-    userns: Type.Optional(Type.Union(USERNS_MODES.map((mode) => Type.Literal(mode)))),
-    ...limitFields,
-    network: Type.Optional(NetworkBody),
-    lazy: Type.Optional(Type.Boolean()),
-    prefetch: Type.Optional(Type.Boolean()),
-  },
-  { additionalProperties: false },
-);
+/** Of a sandbox that is to be made. */
+export const createFields = {
+  store: Text,
+  image: Text,
+  workspace: Type.Optional(Text),
+  toolkits: Type.Optional(Type.Array(Text, { maxItems: 500 })),
+  name: Type.Optional(Text),
+  requestId: Type.Optional(Text),
+  env: Type.Optional(Type.Array(Text)),
+  user: Type.Optional(Text),
+  workdir: Type.Optional(Text),
+  ttlMs: Type.Optional(TimeMs),
+  idleMs: Type.Optional(Type.Integer({ minimum: 1000, maximum: 2 ** 41 })),
+  idleAction: Type.Optional(Type.Union(IDLE_ACTIONS.map((action) => Type.Literal(action)))),
+  class: Type.Optional(Type.Union(SERVICE_CLASSES.map((name) => Type.Literal(name)))),
+  runtime: Type.Optional(Type.Union(RUNTIME_NAMES.map((name) => Type.Literal(name)))),
+  userns: Type.Optional(Type.Union(USERNS_MODES.map((mode) => Type.Literal(mode)))),
+  ...limitFields,
+  network: Type.Optional(NetworkBody),
+  lazy: Type.Optional(Type.Boolean()),
+  prefetch: Type.Optional(Type.Boolean()),
+};
+const CreateBody = Type.Object(createFields, { additionalProperties: false });
+type CreateAsked = Static<typeof CreateBody>;
 const ExecBody = Type.Object(
   {
     args: Type.Array(Text, { minItems: 1 }),
@@ -98,7 +98,12 @@ const StdinQuery = Type.Object({ close: Type.Optional(Type.Boolean()) });
 
 const BODY_BYTES = 8 << 20;
 
-export async function sandboxApp(node: SandboxNode): Promise<FastifyInstance> {
+/** Input of any length, as it comes. */
+export function takeOctets(app: FastifyInstance): void {
+  app.addContentTypeParser('application/octet-stream', (_request, payload, done) => done(null, payload));
+}
+
+export async function sandboxApp(node: Sandboxes): Promise<FastifyInstance> {
   const app = fastify({
     logger: false,
     bodyLimit: BODY_BYTES,
@@ -106,8 +111,7 @@ export async function sandboxApp(node: SandboxNode): Promise<FastifyInstance> {
     forceCloseConnections: true,
     ajv: { customOptions: { removeAdditional: false, coerceTypes: true } },
   });
-  // Input of any length, as it comes.
-  app.addContentTypeParser('application/octet-stream', (_request, payload, done) => done(null, payload));
+  takeOctets(app);
   app.setErrorHandler((thrown, _request, reply) => {
     const error = errorOf(thrown);
     const { code, message, hint, retryable, exit } = error;
@@ -120,24 +124,47 @@ export async function sandboxApp(node: SandboxNode): Promise<FastifyInstance> {
 
   await describeRoutes(app);
   const route = routeAdder(app, node);
+  route('GET', '/v1/sandboxes', {}, () => node.list().map(sandboxView));
+  route('POST', '/v1/sandboxes', { body: CreateBody }, async ({ body, reply }) => {
+    const created = await node.create(await createOptions(body));
+    reply.code(201);
+    return sandboxView(created);
+  });
+  await sandboxRoutes(app, node, { machinePaths: true });
+  return app;
+}
+
+/** What is asked for, with its images opened. @throws STORE_*, IMAGE_*, SANDBOX_BAD_REQUEST */
+export async function createOptions(asked: CreateAsked): Promise<CreateOptions> {
+  const { store: url, image, workspace, toolkits = [], network, ...rest } = asked;
+  const store = await knownStore(url);
+  return {
+    ...rest,
+    network: networkAsked(network),
+    store,
+    base: await openImage(store, image),
+    workspace: workspace === undefined ? undefined : await openImage(store, workspace),
+    toolkits: await Promise.all(toolkits.map((toolkit) => openImage(store, toolkit))),
+  };
+}
+
+export interface SandboxRouteOptions extends PortRouteOptions {
+  /** Whether whoever asks may name paths of this machine, to copy from and to. */
+  readonly machinePaths: boolean;
+  readonly view?: (sandbox: ResidentSandbox) => object;
+}
+
+/** All that is asked of one sandbox, for an app that takes octets as they come (`takeOctets`). */
+export async function sandboxRoutes(
+  app: FastifyInstance,
+  node: Sandboxes,
+  options: SandboxRouteOptions,
+): Promise<void> {
+  const { machinePaths, view = sandboxView } = options;
+  const route = routeAdder(app, node);
   const one = ONE_SANDBOX;
   const command = `${one}/commands/:id`;
 
-  route('GET', '/v1/sandboxes', {}, () => node.list().map(view));
-  route('POST', '/v1/sandboxes', { body: CreateBody }, async ({ body, reply }) => {
-    const { store: url, image, workspace, toolkits = [], network, ...rest } = body;
-    const store = await knownStore(url);
-    const created = await node.create({
-      ...rest,
-      network: networkAsked(network),
-      store,
-      base: await openImage(store, image),
-      workspace: workspace === undefined ? undefined : await openImage(store, workspace),
-      toolkits: await Promise.all(toolkits.map((toolkit) => openImage(store, toolkit))),
-    });
-    reply.code(201);
-    return view(created);
-  });
   route('GET', one, {}, ({ sandbox }) => view(sandbox()));
   route('DELETE', one, { querystring: RemoveQuery }, async ({ name, query }) => {
     await node.remove(name, query);
@@ -231,21 +258,21 @@ export async function sandboxApp(node: SandboxNode): Promise<FastifyInstance> {
     await sandbox().files.rename(body.from, body.to);
     return {};
   });
-  // Of this machine's own paths: whoever may ask is root here.
-  route('POST', `${one}/files/upload`, { body: CopyBody }, async ({ sandbox, body }) => {
-    await sandbox().files.upload(body.from, body.to);
-    return {};
-  });
-  route('POST', `${one}/files/download`, { body: CopyBody }, async ({ sandbox, body }) => {
-    await sandbox().files.download(body.from, body.to);
-    return {};
-  });
+  if (machinePaths) {
+    route('POST', `${one}/files/upload`, { body: CopyBody }, async ({ sandbox, body }) => {
+      await sandbox().files.upload(body.from, body.to);
+      return {};
+    });
+    route('POST', `${one}/files/download`, { body: CopyBody }, async ({ sandbox, body }) => {
+      await sandbox().files.download(body.from, body.to);
+      return {};
+    });
+  }
   fileRoutes(route);
-  await portRoutes(app, node);
-  return app;
+  await portRoutes(app, node, options);
 }
 
-function view(sandbox: ResidentSandbox) {
+export function sandboxView(sandbox: ResidentSandbox) {
   const { name, state, end, facts, runningCommands } = sandbox;
   const { id, createdAt, backend, store, base, workspace, toolkits, limits, resident } = facts;
   const { expiresAt, idleMs, idleAction, class: serviceClass = 'ls', pausedAt } = resident ?? {};
@@ -271,7 +298,7 @@ function view(sandbox: ResidentSandbox) {
   };
 }
 
-function commandView(
+export function commandView(
   command: ExecHandle & { readonly record?: { readonly args: readonly string[]; readonly startedMs: number } },
 ) {
   const { id, result, record } = command;

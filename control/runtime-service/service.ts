@@ -92,6 +92,11 @@ export class RuntimeService {
     return this.working.size;
   }
 
+  /** Those that stay; whoever has the service may ask for them here. */
+  get sandboxes(): SandboxNode {
+    return this.node!;
+  }
+
   private async openNode(runDir: string): Promise<void> {
     this.node = await SandboxNode.open({ agent: this.agent, onNote: this.options.note });
     const socket = sandboxSocket(runDir);
@@ -134,13 +139,14 @@ export class RuntimeService {
   }
 
   private serve(client: ServiceClient): void {
+    const { node } = this;
     const args = this.ending ? undefined : servableCommand(client.greeting, this.options.self);
-    if (args === undefined) {
+    if (args === undefined || node === undefined) {
       client.decline();
       return;
     }
     const stop = new AbortController();
-    const work = runForClient(client, args, this.options.self, stop.signal)
+    const work = runForClient(client, args, this.options.self, node, stop.signal)
       .catch((error: unknown) => this.options.note(messageOf(error)))
       .finally(() => this.working.delete(work));
     this.working.set(work, stop);

@@ -176,7 +176,7 @@ test('resize and merge, from the command line', async () => {
   await expect(disk('resize', 'fork', '--size', '8M')).rejects.toMatchObject({ code: 'DISK_SIZE' });
   await disk('resize', 'fork', '--size', '8M', '--shrink');
   expect(hash(await contentOf('fork'))).toBe(hash(content.bytes));
-  expect(await disk('merge', 'fork')).toEqual({ disk: 'fork', layersBefore: 3, layersAfter: 2 });
+  expect(await disk('merge', 'fork')).toEqual({ disk: 'fork', layersBefore: 4, layersAfter: 2 });
   expect(await disk('merge', 'fork', '--whole')).toMatchObject({ layersAfter: 1 });
   // It depends on nothing any more.
   await dsec('rm', 'work:1');

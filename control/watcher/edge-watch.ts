@@ -76,6 +76,17 @@ export class EdgeWatch {
     return all;
   }
 
+  /** Of every edge that is watched. `heardAt`: when its last answer came. */
+  status(
+    now: number,
+  ): { readonly edge: EdgeId; readonly dead: boolean; readonly heard: boolean; readonly heardAt?: number }[] {
+    return [...this.edges].map(([edge, watched]) => {
+      this.lookAt(watched, now);
+      const heard = watched.report !== undefined;
+      return { edge, dead: watched.dead, heard, heardAt: heard ? watched.heardAt : undefined };
+    });
+  }
+
   private lookAt(watched: Watched, now: number): void {
     if (watched.dead || now - watched.heardAt < this.options.silenceMs) return;
     watched.dead = true;

@@ -8,7 +8,15 @@
  */
 import { closeSync, constants, ftruncateSync, openSync, readSync, write, writeSync, writev } from 'node:fs';
 import { systemCode } from '#base';
-import { addressOf, type BlobDigests, type BlobMark, type BlobSha256, createBlobSha256, type Sha256 } from '#linux';
+import {
+  addressOf,
+  type BlobDigests,
+  type BlobMark,
+  type BlobSha256,
+  createBlobSha256,
+  type Due,
+  updatePair,
+} from '#linux';
 
 export const CHUNK_BYTES = 256 * 1024;
 const PAGE_BYTES = 4096;
@@ -136,20 +144,22 @@ export class DataFile {
     }
   }
 
-  /** Hashes what has come; `beside` is another stream's due, hashed in the same pass. */
-  hash(beside?: { readonly stream: Sha256; readonly bytes: Buffer }): void {
+  /** Hashes what has come; `besides` are other streams' dues, two at most, hashed in the same pass. */
+  hash(besides: readonly Due[] = []): void {
     if (this.#hasher !== undefined && this.#isDoomed?.() === true) {
       this.#hasher = undefined;
       this.#directFromBytes = Number.POSITIVE_INFINITY;
       this.#hashed = 0;
       this.#release();
     }
-    let taken = 0;
-    const due = (bytes: number) => {
-      if (beside === undefined || taken >= beside.bytes.length) return undefined;
-      const part = beside.bytes.subarray(taken, taken + bytes);
-      taken += part.length;
-      return { stream: beside.stream, bytes: part };
+    let rest = besides.filter(({ bytes }) => bytes.length > 0);
+    const due = (length: number): readonly Due[] => {
+      if (rest.length === 0) return rest;
+      const parts = rest.map(({ stream, bytes }) => ({ stream, bytes: bytes.subarray(0, length) }));
+      rest = rest
+        .filter(({ bytes }) => bytes.length > length)
+        .map(({ stream, bytes }) => ({ stream, bytes: bytes.subarray(length) }));
+      return parts;
     };
     if (this.#hasher !== undefined && this.#hashed < this.length) {
       for (const slab of this.#slabs) {
@@ -163,8 +173,9 @@ export class DataFile {
       }
       this.#release();
     }
-    const rest = due(beside?.bytes.length ?? 0);
-    rest?.stream.update(rest.bytes);
+    const [a, b] = rest;
+    if (a !== undefined && b !== undefined) updatePair(a.stream, a.bytes, b.stream, b.bytes);
+    else a?.stream.update(a.bytes);
   }
 
   /** Waits until not too much is left to be written. @throws what a write has failed with */

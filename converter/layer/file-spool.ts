@@ -8,7 +8,7 @@
  * Everything is decided from the bytes in their order, so the same layer always gives the same spool.
  */
 import { crc32 } from 'node:zlib';
-import type { BlobDigests, Sha256 } from '#linux';
+import type { BlobDigests, Due } from '#linux';
 import { BLOCK_BYTES } from '../erofs/layout.ts';
 import type { Codec } from './cluster-codec.ts';
 import { DataFile, directFrom } from './data-file.ts';
@@ -394,11 +394,11 @@ export class FileSpool {
   }
 
   /**
-   * Between blocks of the tar: hashes the block, and beside it what has come of it; waits if the disk has fallen behind.
+   * Between blocks of the tar: hashes what has come of it, and besides what else is due; waits if the disk has fallen behind.
    * @throws what a write has failed with
    */
-  catchUp(beside?: { readonly stream: Sha256; readonly bytes: Buffer }): Promise<void> {
-    this.#data.hash(beside);
+  catchUp(besides?: readonly Due[]): Promise<void> {
+    this.#data.hash(besides);
     return this.#data.drain();
   }
 

@@ -1,6 +1,9 @@
 /**
  * The converter's worker threads. Jobs wait for a free worker in the order they came; a stream source is fed from here with a
  * bounded window. `close` ends everything: an aborted conversion stops in the middle of a job.
+ *
+ * With `here`, what would keep one worker busy and this thread waiting is done by this thread: a worker takes a tenth of a second to
+ * start, of which most is loading code that this one has loaded.
  */
 import { availableParallelism } from 'node:os';
 import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
@@ -17,6 +20,7 @@ import type {
   StreamGrant,
   WorkerReply,
 } from './layer-job.ts';
+import { runJob } from './run-job.ts';
 
 interface Waiting {
   readonly job: Job;
@@ -42,26 +46,38 @@ export interface SpoolRequest {
     | Exclude<SpoolJob['source'], { kind: 'stream' }>
     | { readonly kind: 'stream'; open(signal: AbortSignal): AsyncIterable<Buffer> };
   readonly onProgress?: (doneBytes: number) => void;
+  /** No other layer is converted meanwhile. */
+  readonly isAlone?: boolean;
+}
+
+export interface LayerPoolOptions {
+  /** This thread has nothing else to do while a stack, a layer alone or a blob is made. */
+  readonly here?: boolean | undefined;
 }
 
 export class LayerPool {
   readonly #size: number;
+  readonly #here: boolean;
+  /** What this thread does itself. */
+  readonly #running = new Set<Promise<unknown>>();
+  readonly #ending = new AbortController();
   readonly #lanes: Lane[] = [];
   readonly #queue: Waiting[] = [];
   #nextId = 1;
   #closed: Error | undefined;
 
-  constructor(size = Math.max(2, availableParallelism())) {
-    this.#size = size;
+  constructor({ here = false }: LayerPoolOptions = {}) {
+    this.#size = Math.max(2, availableParallelism());
+    this.#here = here;
   }
 
   /** Starts a worker, for a job that will come soon. */
   warm(): void {
-    if (this.#lanes.length === 0) this.#lanes.push(this.#startLane());
+    if (this.#lanes.length === 0 && !this.#here) this.#lanes.push(this.#startLane());
   }
 
   run<J extends Job>(job: J): Promise<JobResults[J['op']]> {
-    return this.#enqueue(job, {});
+    return this.#here && job.op === 'blob' ? this.#runHere(job, {}) : this.#enqueue(job, {});
   }
 
   /** Threads that work at once. */
@@ -69,7 +85,10 @@ export class LayerPool {
     return this.#size;
   }
 
-  async spool({ job, source, onProgress }: SpoolRequest): Promise<SpoolResult> {
+  async spool({ job, source, onProgress, isAlone }: SpoolRequest): Promise<SpoolResult> {
+    if (source.kind === 'file' && isAlone === true && this.#here) {
+      return this.#runHere<'spool'>({ ...job, source }, { onProgress });
+    }
     if (source.kind !== 'stream') return this.#enqueue<'spool'>({ ...job, source }, { onProgress });
     const abort = new AbortController();
     const stream = new MessageChannel();
@@ -92,7 +111,8 @@ export class LayerPool {
     onProgress: (doneBytes: number, part: number) => void,
   ): { readonly layers: readonly Promise<SpoolResult>[]; readonly digests: Promise<BlobDigests | undefined> } {
     const resolvers: ((result: SpoolResult) => void)[] = [];
-    const digests = this.#enqueue<'stack'>(job, { onProgress, onPart: (part, result) => resolvers[part]!(result) });
+    const hooks: Partial<Waiting> = { onProgress, onPart: (part, result) => resolvers[part]!(result) };
+    const digests = this.#here ? this.#runHere<'stack'>(job, hooks) : this.#enqueue<'stack'>(job, hooks);
     const layers = job.layers.map(
       () =>
         new Promise<SpoolResult>((resolve, reject) => {
@@ -102,6 +122,27 @@ export class LayerPool {
         }),
     );
     return { layers, digests };
+  }
+
+  async #runHere<O extends keyof JobResults>(
+    job: Job,
+    { onProgress, onPart }: Partial<Waiting>,
+  ): Promise<JobResults[O]> {
+    if (this.#closed) throw this.#closed;
+    const running = runJob(job, {
+      openStream: () => {
+        throw new Error('streams go to workers');
+      },
+      progress: (part, doneBytes) => onProgress?.(doneBytes, part),
+      part: (part, result) => onPart?.(part, result),
+      signal: this.#ending.signal,
+    });
+    this.#running.add(running);
+    try {
+      return (await running) as JobResults[O];
+    } finally {
+      this.#running.delete(running);
+    }
   }
 
   #enqueue<O extends keyof JobResults>(
@@ -176,6 +217,7 @@ export class LayerPool {
   /** Ends the workers, whatever they do. Jobs not done fail with `reason`. */
   async close(reason = new Error('the conversion was ended')): Promise<void> {
     this.#closed ??= reason;
+    this.#ending.abort(reason);
     for (const waiting of this.#queue.splice(0)) waiting.reject(reason);
     for (const lane of this.#lanes) {
       for (const waiting of lane.jobs.values()) waiting.reject(reason);
@@ -185,7 +227,7 @@ export class LayerPool {
       await ready;
       await worker.terminate();
     });
-    await Promise.all(ending);
+    await Promise.all([...ending, Promise.allSettled(this.#running)]);
   }
 }
 

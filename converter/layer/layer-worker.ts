@@ -3,12 +3,10 @@ import { type MessagePort, parentPort } from 'node:worker_threads';
 import { gunzipFallback, sha256Fallback } from '#linux';
 import { igzipEngine } from './igzip.ts';
 import { packError, unpackError } from './job-error.ts';
-import type { SpoolJob, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
-import { makeBlob } from './make-blob.ts';
+import type { SpoolJob, SpoolResult, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
+import { runJob } from './run-job.ts';
 import { transferList } from './spool-format.ts';
-import { type SpoolContext, spoolLayer, spoolStack } from './spool-layer.ts';
 
-const PROGRESS_BYTES = 4 << 20;
 /** How far a stream may run ahead of the parser. */
 const WINDOW_BYTES = 8 << 20;
 
@@ -21,45 +19,17 @@ reply({ kind: 'ready' });
 
 port.on('message', async ({ id, job }: WorkerRequest) => {
   try {
-    switch (job.op) {
-      case 'spool': {
-        const result = await spoolLayer(job, contextOf(id, job, 0));
-        reply({ id, kind: 'done', result }, transferList(result.index));
-        break;
-      }
-      case 'stack': {
-        const result = await spoolStack(
-          job,
-          (part) => contextOf(id, job.layers[part]!, part),
-          (part, layer) => reply({ id, kind: 'part', part, result: layer }, transferList(layer.index)),
-        );
-        reply({ id, kind: 'done', result });
-        break;
-      }
-      case 'blob':
-        reply({ id, kind: 'done', result: await makeBlob(job.runs, job.out) });
-        break;
-    }
+    const result = await runJob(job, {
+      openStream: streamOf,
+      progress: (part, doneBytes) => reply({ id, kind: 'progress', part, doneBytes }),
+      part: (part, layer) => reply({ id, kind: 'part', part, result: layer }, transferList(layer.index)),
+    });
+    const transfer = job.op === 'spool' ? transferList((result as SpoolResult).index) : [];
+    reply({ id, kind: 'done', result }, transfer);
   } catch (error) {
     reply({ id, kind: 'failed', error: packError(error) });
   }
 });
-
-function contextOf(id: number, job: SpoolJob, part: number): SpoolContext {
-  return {
-    openStream: () => streamOf(job),
-    progress: throttled((doneBytes) => reply({ id, kind: 'progress', part, doneBytes })),
-  };
-}
-
-function throttled(report: (doneBytes: number) => void): (doneBytes: number) => void {
-  let next = PROGRESS_BYTES;
-  return (doneBytes) => {
-    if (doneBytes < next) return;
-    next = doneBytes + PROGRESS_BYTES;
-    report(doneBytes);
-  };
-}
 
 async function* streamOf(job: SpoolJob): AsyncGenerator<Buffer> {
   if (job.source.kind !== 'stream') throw new Error('not a stream job');

@@ -4,7 +4,11 @@ import type { BlobDigests } from '#linux';
 import { DataFile, directFrom } from './data-file.ts';
 import type { Run } from './layer-job.ts';
 
-export async function makeBlob(runs: readonly Run[], out: string | undefined): Promise<BlobDigests> {
+export async function makeBlob(
+  runs: readonly Run[],
+  out: string | undefined,
+  signal?: AbortSignal,
+): Promise<BlobDigests> {
   const sizeBytes = runs.reduce((sum, run) => sum + run.length, 0);
   const blob = new DataFile(out, { hash: true, directFromBytes: directFrom(sizeBytes) });
   const reader = new RunReader(runs);
@@ -12,6 +16,7 @@ export async function makeBlob(runs: readonly Run[], out: string | undefined): P
     let pending = reader.fill(blob.space());
     for (;;) {
       const bytes = await pending;
+      signal?.throwIfAborted();
       if (bytes === 0) break;
       blob.commit(bytes);
       // The next block is read while this one is hashed.

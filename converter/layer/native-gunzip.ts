@@ -14,8 +14,8 @@ import { Prefetch } from './prefetch.ts';
  * How far inflating may be ahead of the consumer: where data is slow to inflate or to consume, the other side has something to do. With
  * more cores several layers go side by side, and even that out.
  */
-const OUT_BYTES = availableParallelism() > 2 ? 8 << 20 : 32 << 20;
-const INPUT_BYTES = 8 << 20;
+const OUT_BYTES = availableParallelism() > 2 ? 8 << 20 : 64 << 20;
+const INPUT_BYTES = availableParallelism() > 2 ? 8 << 20 : 16 << 20;
 const PREFETCH_BYTES = 4 << 20;
 /** A run is not begun for less, unless no more comes. */
 const LEAST_INPUT_BYTES = 256 << 10;
@@ -28,13 +28,30 @@ const LEAST_BYTES = 256 << 10;
 const spare: GunzipRings[] = [];
 const MOST_SPARE = 2;
 
+/** `giveRings` once no run is under way. */
+export function takeRings(): GunzipRings {
+  return spare.pop() ?? gunzipRings(OUT_BYTES, INPUT_BYTES);
+}
+
+export function giveRings(rings: GunzipRings): void {
+  if (spare.length < MOST_SPARE) spare.push(rings);
+}
+
+/** What a stream that cannot go on is refused with. */
+export function gunzipProblem(pause: Exclude<GunzipPause, string>, layer: string, offset: number): Error {
+  const about = { layer, format: 'gzip' };
+  if (pause.kind === 'unreadable') return pause.error;
+  if (pause.kind === 'trailing') return fail('LAYER_TRAILING', about);
+  return fail('LAYER_DAMAGED', { ...about, offset, problem: pause.problem });
+}
+
 export function nativeGzipEngine(): InflateEngine | undefined {
   if (gunzipFallback() !== undefined) return undefined;
   return { name: 'linux/native', format: 'gzip', inflate };
 }
 
 async function* inflate(source: AsyncIterable<Buffer>, context: InflateContext): AsyncGenerator<Buffer> {
-  const rings = spare.pop() ?? gunzipRings(OUT_BYTES, INPUT_BYTES);
+  const rings = takeRings();
   const inflation = new Inflation(source, context.signal, rings);
   const { stream } = inflation;
   let offset = 0;
@@ -54,11 +71,7 @@ async function* inflate(source: AsyncIterable<Buffer>, context: InflateContext):
         if (!stream.isRunning) await inflation.running;
         else if (stream.waitingBytes < LEAST_BYTES) await turn();
       } else if (typeof inflation.pause === 'object') {
-        const { kind, problem } = inflation.pause;
-        const about = { layer: context.label, format: 'gzip' };
-        throw kind === 'trailing'
-          ? fail('LAYER_TRAILING', about)
-          : fail('LAYER_DAMAGED', { ...about, offset, problem });
+        throw gunzipProblem(inflation.pause, context.label, offset);
       } else if (inflation.arriving !== undefined) {
         await inflation.arriving;
       } else if (stream.isComplete) {
@@ -69,7 +82,7 @@ async function* inflate(source: AsyncIterable<Buffer>, context: InflateContext):
     }
   } finally {
     await inflation.stop();
-    if (spare.length < MOST_SPARE) spare.push(rings);
+    giveRings(rings);
   }
 }
 

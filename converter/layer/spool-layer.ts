@@ -2,7 +2,7 @@
  * One layer, from its bytes to a spool: read, hash, inflate, hash, parse, write. Everything that is promised about a
  * layer's input is checked here: its size, its digest, its diff_id. Runs in a worker.
  */
-import { type BlobDigests, createSha256, type Sha256 } from '#linux';
+import { type BlobDigests, createSha256, type Due, type Sha256 } from '#linux';
 import { fail } from '../errors.ts';
 import { codecFor } from './cluster-codec.ts';
 import { DataFile, directFrom } from './data-file.ts';
@@ -12,6 +12,7 @@ import { underPrefix } from './entry-prefix.ts';
 import { FileRange } from './file-range.ts';
 import { type DataStack, FileSpool, type FileSpoolOptions } from './file-spool.ts';
 import { readFolder } from './folder-reader.ts';
+import { GzipFile } from './gzip-file.ts';
 import type { SpoolJob, SpoolResult, StackJob } from './layer-job.ts';
 import type { RecyclingSource } from './prefetch.ts';
 import { SpoolIndexWriter } from './spool-format.ts';
@@ -22,6 +23,8 @@ export interface SpoolContext {
   openStream(): AsyncIterable<Buffer>;
   /** Bytes of the blob consumed so far. */
   progress(doneBytes: number): void;
+  /** Ends it between two pieces of a tar. */
+  readonly signal?: AbortSignal | undefined;
 }
 
 /** Where a layer's data goes; see FileSpoolOptions. */
@@ -37,7 +40,11 @@ export async function spoolLayer(
   if (source.kind === 'folder') {
     return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context), place);
   }
-  return spoolEntries(job, (handler) => spoolTar(job, input ?? openTar(job, source, context), handler), place);
+  return spoolEntries(
+    job,
+    (handler) => spoolTar(job, input ?? openTar(job, source, context), handler, context.signal),
+    place,
+  );
 }
 
 /** Layers one after the other. Those with their data in one file: it is a blob as it is if nothing of it dies. */
@@ -187,8 +194,8 @@ export class SpoolHandler implements EntryHandler {
   }
 
   /** See FileSpool.catchUp. */
-  catchUp(beside?: { readonly stream: Sha256; readonly bytes: Buffer }): Promise<void> {
-    return this.#files.catchUp(beside);
+  catchUp(besides?: readonly Due[]): Promise<void> {
+    return this.#files.catchUp(besides);
   }
 }
 
@@ -235,10 +242,30 @@ function openTar(
     context,
     job,
   );
-  return new TarInput(blob, blobHash, decompress(blob, job.compression, { label: job.label }));
+  return new TarInput(blob, blobHash, tarOf(job, source, blob, blobHash));
 }
 
-async function spoolTar(job: SpoolJob, input: TarInput, handler: SpoolHandler): Promise<InputFacts> {
+async function* tarOf(
+  job: SpoolJob,
+  source: Exclude<SpoolJob['source'], { kind: 'folder' }>,
+  blob: CountedSource,
+  blobHash: Sha256 | undefined,
+): AsyncGenerator<Buffer> {
+  const file = source.kind === 'file' ? await GzipFile.open(source, job.compression, blobHash) : undefined;
+  if (file === undefined) {
+    yield* decompress(blob, job.compression, { label: job.label });
+  } else {
+    blob.readBy(file);
+    yield* file.chunks(job.label, () => blob.progress());
+  }
+}
+
+async function spoolTar(
+  job: SpoolJob,
+  input: TarInput,
+  handler: SpoolHandler,
+  signal: AbortSignal | undefined,
+): Promise<InputFacts> {
   const { blob, blobHash } = input;
   // A tar that nobody vouches for has nothing to be compared with.
   const tarHash = job.diffId === undefined ? undefined : createSha256();
@@ -246,9 +273,15 @@ async function spoolTar(job: SpoolJob, input: TarInput, handler: SpoolHandler): 
   let tarBytes = 0;
   try {
     for await (const chunk of input.chunks()) {
+      signal?.throwIfAborted();
       tarBytes += chunk.length;
       reader.push(chunk);
-      await handler.catchUp(tarHash && { stream: tarHash, bytes: chunk });
+      const dues: Due[] = tarHash === undefined ? [] : [{ stream: tarHash, bytes: chunk }];
+      const blobBytes = blobHash === undefined ? undefined : blob.unhashed(chunk.length);
+      if (blobBytes !== undefined) dues.push({ stream: blobHash!, bytes: blobBytes });
+      const caughtUp = handler.catchUp(dues);
+      if (blobBytes !== undefined) blob.hashed(blobBytes.length);
+      await caughtUp;
     }
   } finally {
     await input.close();
@@ -332,6 +365,29 @@ class CountedSource implements RecyclingSource {
 
   recycle(chunk: Buffer): void {
     this.#source.recycle?.(chunk);
+  }
+
+  // ---- a file that reads itself
+
+  #file: GzipFile | undefined;
+
+  readBy(file: GzipFile): void {
+    this.#file = file;
+    this.#done = true;
+  }
+
+  progress(): void {
+    this.bytes = this.#file!.readBytes;
+    this.#context.progress(this.bytes);
+  }
+
+  /** Bytes of the blob that its digest has to get by `hashed`; undefined where it gets them by itself. */
+  unhashed(mostBytes: number): Buffer | undefined {
+    return this.#file?.unhashed(mostBytes);
+  }
+
+  hashed(bytes: number): void {
+    this.#file!.hashed(bytes);
   }
 
   async drain(): Promise<void> {

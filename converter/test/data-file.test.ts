@@ -31,8 +31,8 @@ test.each([
     for (let round = 0; round < 6; round++) {
       const path = join(dir, `data-${round}`);
       const file = new DataFile(path, { hash: round % 3 !== 2, directFromBytes });
-      const other = createSha256();
-      const besides: Buffer[] = [];
+      const streams = [createSha256(), createSha256()];
+      const besides: Buffer[][] = [[], []];
       let model = room.subarray(0, 0);
       try {
         for (let step = 0; step < 20; step++) {
@@ -48,9 +48,14 @@ test.each([
             const what = randomInt(4);
             if (what === 0) await file.drain();
             if (what < 2) {
-              const bytesBeside = pool.subarray(0, 64 * randomInt(20_000));
-              besides.push(bytesBeside);
-              file.hash({ stream: other, bytes: bytesBeside });
+              const dues = streams.slice(0, randomInt(3)).map((stream) => {
+                const start = randomInt(1000);
+                return { stream, bytes: pool.subarray(start, start + randomInt(1_300_000)) };
+              });
+              dues.forEach(({ bytes }, i) => {
+                besides[i]!.push(bytes);
+              });
+              file.hash(dues);
             }
           }
           if (randomInt(3) === 0) {
@@ -69,7 +74,7 @@ test.each([
         expect(written.equals(model), `round ${round}`).toBe(true);
         expect(digests?.hex).toBe(round % 3 === 2 ? undefined : sha(model));
         if (digests !== undefined) expect(Buffer.from(digests.digests).toString('hex')).toBe(chunks(model));
-        expect(other.digest().toString('hex')).toBe(sha(Buffer.concat(besides)));
+        expect(streams.map((s) => s.digest().toString('hex'))).toEqual(besides.map((all) => sha(Buffer.concat(all))));
       } finally {
         await file.close();
       }

@@ -1,6 +1,7 @@
 /**
  * Layers on top of each other in one file, and layers side by side: the same image, to the byte. On this machine the first
- * way is taken when the native sha256 is there and there are at most two cores; the second one without it.
+ * way is taken when the native sha256 is there and there are at most two cores; the second one without it. The first one in a worker,
+ * and in this thread.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -9,6 +10,7 @@ import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { afterAll, afterEach, expect, test, vi } from 'vitest';
 import { type Digest, digestOf } from '#base';
+import type { ConvertOptions } from '../convert.ts';
 import type { BuiltLayer, LayerSink } from '../layer-sink.ts';
 import type { SourceImage, SourceLayer } from '../source/image-source.ts';
 import { tarOf } from './image-fixture.ts';
@@ -52,10 +54,12 @@ interface Bench {
   /** What comes out, each blob checked against its digest, and what is left in the work folder. */
   convert(image: SourceImage): Promise<Outcome>;
   close(): Promise<void>;
+  /** The work folder, with what it holds. */
+  remove(): void;
 }
 
 /** One converter for all images: its threads take a while to start from source. */
-async function benchOf(native: '0' | '1', collapseLimitBytes: number): Promise<Bench> {
+async function benchOf(native: '0' | '1', collapseLimitBytes: number, options: ConvertOptions = {}): Promise<Bench> {
   vi.resetModules();
   vi.stubEnv('DSEC_NATIVE', native);
   const { Converter } = await import('../convert.ts');
@@ -74,7 +78,7 @@ async function benchOf(native: '0' | '1', collapseLimitBytes: number): Promise<B
       rmSync(path);
     },
   };
-  const converter = new Converter(sink, { collapseLimitBytes });
+  const converter = new Converter(sink, { collapseLimitBytes, ...options });
   return {
     async convert(image) {
       taken = [];
@@ -82,6 +86,7 @@ async function benchOf(native: '0' | '1', collapseLimitBytes: number): Promise<B
       return { layers, taken, left: readdirSync(workDir) };
     },
     close: () => converter.close(),
+    remove: () => rmSync(workDir, { recursive: true }),
   };
 }
 
@@ -123,30 +128,63 @@ test.each([
   ['cut after a while', 4_000_000],
   ['none collapsed', 0],
 ])(
-  '%s, both ways give the same',
+  '%s, all ways give the same',
   async (_, collapseLimitBytes) => {
     const images = await Promise.all(Object.values(IMAGES).map((layers) => imageOf(...layers)));
     const outcomes = [];
-    for (const native of ['1', '0'] as const) {
-      const bench = await benchOf(native, collapseLimitBytes);
+    for (const [native, here] of [
+      ['1', true],
+      ['1', false],
+      ['0', false],
+    ] as const) {
+      const bench = await benchOf(native, collapseLimitBytes, { here });
       const out: Outcome[] = [];
       for (const image of images) out.push(await bench.convert(image));
       expect(out.flatMap(({ left }) => left)).toEqual([]);
       outcomes.push(Object.fromEntries(Object.keys(IMAGES).map((name, i) => [name, out[i]])));
       await bench.close();
     }
-    expect(outcomes[0]).toEqual(outcomes[1]);
+    expect(outcomes[0]).toEqual(outcomes[2]);
+    expect(outcomes[1]).toEqual(outcomes[2]);
   },
   600_000,
 );
 
-test('a damaged layer of a stack is told by its name, and the converter goes on', async () => {
-  const files: Files[] = [big, { k: noise(400_000) }, { l: noise(50_000) }];
-  const bench = await benchOf('1', MANY_BYTES);
-  for (const bad of files.keys()) {
-    const layers = await Promise.all(files.map((one, i) => layerOf(one, i === bad)));
-    await expect(bench.convert(await imageOf(...layers))).rejects.toThrow(layers[bad]!.label);
-  }
-  await bench.convert(await imageOf(...files));
-  await bench.close();
-}, 300_000);
+test.each([false, true])(
+  'a damaged layer of a stack is told by its name, and the converter goes on (here: %s)',
+  async (here) => {
+    const files: Files[] = [big, { k: noise(400_000) }, { l: noise(50_000) }];
+    const bench = await benchOf('1', MANY_BYTES, { here });
+    for (const bad of files.keys()) {
+      const layers = await Promise.all(files.map((one, i) => layerOf(one, i === bad)));
+      await expect(bench.convert(await imageOf(...layers))).rejects.toThrow(layers[bad]!.label);
+    }
+    await bench.convert(await imageOf(...files));
+    await bench.close();
+  },
+  300_000,
+);
+
+test.each([1, 3])(
+  '%i layers in this thread end when they are asked to, and leave the folder alone',
+  async (count) => {
+    const layers = await Promise.all(
+      Array.from({ length: count }, () => layerOf({ m: noise(24_000_000), n: noise(9000) })),
+    );
+    for (const afterBytes of [0, 1, 12_000_000]) {
+      const ending = new AbortController();
+      const reason = new Error('enough');
+      const bench = await benchOf('1', MANY_BYTES, {
+        here: true,
+        signal: ending.signal,
+        progress: ({ doneBytes = 0 }) => {
+          if (doneBytes >= afterBytes) ending.abort(reason);
+        },
+      });
+      await expect(bench.convert(await imageOf(...layers))).rejects.toBe(reason);
+      await bench.close();
+      bench.remove();
+    }
+  },
+  300_000,
+);

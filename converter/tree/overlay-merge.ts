@@ -315,13 +315,13 @@ export class OverlayTree {
 
 /** Refuses what Linux cannot hold: it would come out as something else. */
 function checkRepresentable(layer: LayerInput, entry: Entry): void {
-  const where = { layer: layer.label, path: display(entry.path) };
+  const where = () => ({ layer: layer.label, path: display(entry.path) });
   if (entry.kind === 'char' || entry.kind === 'block') {
     const { major, minor } = entry;
-    if (major > MAX_MAJOR || minor > MAX_MINOR) throw fail('LAYER_DEVICE_NUMBER', { ...where, major, minor });
+    if (major > MAX_MAJOR || minor > MAX_MINOR) throw fail('LAYER_DEVICE_NUMBER', { ...where(), major, minor });
   }
   if (entry.kind === 'symlink' && (entry.target === '' || entry.target.length > MAX_TARGET_BYTES)) {
-    throw fail('LAYER_SYMLINK_TARGET', { ...where, length: entry.target.length, limit: MAX_TARGET_BYTES });
+    throw fail('LAYER_SYMLINK_TARGET', { ...where(), length: entry.target.length, limit: MAX_TARGET_BYTES });
   }
 }
 

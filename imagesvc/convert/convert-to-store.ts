@@ -34,6 +34,7 @@ export interface ConvertToStoreOptions {
   readonly inlineLimitBytes?: number;
   readonly compress?: CodecName;
   readonly profile?: readonly ByteString[];
+  readonly here?: boolean;
   /** See SourceOptions of the converter. */
   readonly platform?: Platform;
   readonly prefix?: string;
@@ -111,7 +112,9 @@ async function convertAll(
   const handles: ImageSource[] = [];
   try {
     const sink = storeSink(store, staging);
-    const converter = new Converter(sink, options);
+    // Layers of registries are converted by workers in any case: then one is started while the registry is asked.
+    const here = options.here === true && !items.some(({ source }) => source.startsWith('docker://'));
+    const converter = new Converter(sink, { ...options, here });
     try {
       converter.warm();
       for (const item of items) {

@@ -22,7 +22,7 @@ import {
   mountIdOfFd,
   processIdentity,
   splitDevice,
-  umount,
+  umountInPool,
 } from '#linux';
 import type { ErofsLayer, Image } from '../catalog/image.ts';
 import type { DataServerPrograms } from '../data-server/data-server.ts';
@@ -332,7 +332,8 @@ function attach(table: MountTable, record: MountRecord, composed: ComposedMount)
     failPoint('mount-composed');
     const { major, minor } = splitDevice(fstatSync(fd).dev);
     identified = { ...record, mountId: mountIdOfFd(fd), device: `${major}:${minor}` };
-    table.write(identified);
+    // An OverlayFS is found by its source until the record says that it is mounted; a bind mount shows none of ours.
+    if (record.upper === undefined && record.layers.length === 1) table.write(identified);
     failPoint('mount-identified');
   } catch (error) {
     closeSync(fd);
@@ -357,7 +358,7 @@ export async function unmount(
 ): Promise<MountRecord> {
   requireRoot();
   const { runDir } = nodeFolders(options);
-  return withMountTable(runDir, (table) => {
+  return withMountTable(runDir, async (table) => {
     const record = findRecord(table, targetOrId);
     const row = table.rowOf(record);
     if (row !== undefined) {
@@ -365,7 +366,7 @@ export async function unmount(
       if (mountIdOf(path) !== row.mountId) {
         throw fail('MOUNT_BUSY', { target: path, users: 'another mount lies on top of it' });
       }
-      detachTarget(path, options.lazy ?? false);
+      await detachTarget(path, options.lazy ?? false);
     }
     failPoint('umount-detached');
     table.remove(record.id);
@@ -390,9 +391,9 @@ function findRecord(table: MountTable, targetOrId: string): MountRecord {
   return found;
 }
 
-function detachTarget(path: string, lazy: boolean): void {
+async function detachTarget(path: string, lazy: boolean): Promise<void> {
   try {
-    umount(path, { lazy });
+    await umountInPool(path, { lazy });
   } catch (error) {
     if (systemCode(error) !== 'EBUSY') throw refusal(error, 'unmounting', path);
     const users = usersOf(statSync(nodePath(path)).dev);

@@ -5,7 +5,7 @@
  * Before Linux 6.15 a layer must be mounted somewhere. Then the copies are attached below a folder of the node for the
  * moment in which the overlay is made: under the node's lock, so that what lies there at another time is what a crash left.
  */
-import { closeSync, mkdirSync } from 'node:fs';
+import { close, mkdirSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { fromText } from '#base';
 import {
@@ -72,7 +72,8 @@ export function composeMapped(
     }
     return whileAttached(clones, stage, (places) => made((fd) => places.get(fd)!));
   } finally {
-    for (const fd of clones) closeSync(fd);
+    // The overlay has its own hold on them. The last close of a mount waits for all processors, so it is another thread that waits.
+    for (const fd of clones) close(fd, () => {});
   }
 }
 

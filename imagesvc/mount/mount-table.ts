@@ -338,6 +338,28 @@ export async function withMountTable<T>(
   mkdirSync(runDir, { recursive: true, mode: 0o755 });
   // The kernel shows mount points with symlinks resolved (/var/run is one).
   const resolved = realpathSync.native(runDir);
+  return inTurn(resolved, () => withTable(resolved, work, afresh));
+}
+
+const turns = new Map<string, Promise<unknown>>();
+
+/** Those of this process one after the other: the lock is waited for by asking again and again. */
+function inTurn<T>(runDir: string, work: () => Promise<T>): Promise<T> {
+  const before = turns.get(runDir);
+  const mine = before === undefined ? work() : before.then(work, work);
+  turns.set(runDir, mine);
+  const done = () => {
+    if (turns.get(runDir) === mine) turns.delete(runDir);
+  };
+  mine.then(done, done);
+  return mine;
+}
+
+function withTable<T>(
+  resolved: string,
+  work: (table: MountTable, reclaimed: ReclaimReport) => T | Promise<T>,
+  afresh: boolean,
+): Promise<T> {
   return withLock(
     join(resolved, 'lock'),
     async () => {

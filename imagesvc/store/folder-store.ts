@@ -35,7 +35,7 @@ import type { BlobStore, DamagedRef, Hold, Ref, Staging } from './blob-store.ts'
 import { ensureFolder, FILE_MODE, readFully, writeNewFile } from './durable-file.ts';
 import { tryLock } from './file-lock.ts';
 import { checkRecordKey, isImageName, isRecordKey, parseImageName } from './image-name.ts';
-import { parseDescriptor } from './ref-file.ts';
+import { noText, parseDescriptor, refText } from './ref-file.ts';
 import { makeStaging, oldestLiveStaging, sweepFolders } from './staging.ts';
 import { checkFormat, writeFormat } from './store-format.ts';
 import { storeError } from './system-error.ts';
@@ -249,7 +249,7 @@ export class FolderStore implements BlobStore {
     const { full } = parseImageName(name);
     const path = this.#refPath(full);
     // A folder may be missing on the way, or be a ref's file in a layout that we did not write.
-    const text = await this.#guard(path, () => readFile(path, 'utf8').catch(noText));
+    const text = await this.#guard(path, async () => refText(path));
     if (text === undefined) return undefined;
     const manifest = parseDescriptor(text);
     if (manifest === undefined) throw fail('STORE_REF_DAMAGED', { name: full, path });
@@ -487,9 +487,4 @@ export class FolderStore implements BlobStore {
       throw storeError(error, this.#root, path);
     }
   }
-}
-
-/** A directory in the place of a ref's file is a damaged ref. */
-function noText(error: unknown): string | undefined {
-  return systemCode(error) === 'EISDIR' ? '' : undefinedIfMissing(error);
 }

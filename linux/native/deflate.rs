@@ -213,8 +213,8 @@ impl Inflater {
             };
         }
         self.lengths[288..].fill(5);
-        build(&mut self.length_table, LENGTH_BITS, &self.lengths[..288], length_symbol, false);
-        build(&mut self.distance_table, DISTANCE_BITS, &self.lengths[288..], distance_symbol, false);
+        build(&mut self.length_table, LENGTH_BITS, &self.lengths[..288], &LENGTH_SYMBOLS, false);
+        build(&mut self.distance_table, DISTANCE_BITS, &self.lengths[288..], &DISTANCE_SYMBOLS, false);
     }
 
     unsafe fn counts(&mut self, at: &mut Place) -> Result<(), Pause> {
@@ -238,7 +238,7 @@ impl Inflater {
             self.left += 1;
         }
         let lengths = &self.lengths[..19];
-        if !build(&mut self.precode, PRECODE_BITS, lengths, precode_symbol, false) {
+        if !build(&mut self.precode, PRECODE_BITS, lengths, &PRECODE_SYMBOLS, false) {
             return Err(Pause::Problem(problem::CODE));
         }
         self.left = 0;
@@ -279,8 +279,8 @@ impl Inflater {
         }
         let (lengths, distances) = self.lengths[..all as usize].split_at(self.length_codes as usize);
         let is_code = lengths[256] != 0
-            && build(&mut self.length_table, LENGTH_BITS, lengths, length_symbol, true)
-            && build(&mut self.distance_table, DISTANCE_BITS, distances, distance_symbol, true);
+            && build(&mut self.length_table, LENGTH_BITS, lengths, &LENGTH_SYMBOLS, true)
+            && build(&mut self.distance_table, DISTANCE_BITS, distances, &DISTANCE_SYMBOLS, true);
         if !is_code {
             return Err(Pause::Problem(problem::CODE));
         }

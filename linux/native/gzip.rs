@@ -4,14 +4,19 @@
 //! too little output sleeps in `dsec_gunzip_wait`.
 //!
 //! Each member's CRC-32 and length are verified. Zero bytes may follow the last one.
+//!
+//! Input may also be a part of a file (`dsec_gunzip_file`): then a run reads it as it needs it. What it has read can be kept in the ring
+//! until the other side, too, has seen it.
 
 use crate::crc32;
 use crate::deflate::{Inflater, Pause, Place, WINDOW};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 /// Bytes are handed over in such pieces: their checksum is computed while they are in the fastest cache.
 const PIECE: usize = 32 << 10;
+/// Read at a time, when less than that is left. It stays in the cache until it is inflated.
+const READ: usize = 128 << 10;
 
 /// What `dsec_gunzip_run` answers: why it stopped, or what is wrong (see also deflate::problem).
 const NEEDS_INPUT: i32 = 0;
@@ -24,6 +29,9 @@ const FLAGS: i32 = -9;
 const HEADER_CHECKSUM: i32 = -10;
 const TRAILING: i32 = -11;
 const MISUSE: i32 = -12;
+/// The file cannot be read: `file_problem` says why.
+const FILE: i32 = -13;
+const EINTR: i32 = 4;
 
 const SYS_FUTEX: i64 = 202;
 const FUTEX_WAIT_PRIVATE: i32 = 128;
@@ -31,6 +39,8 @@ const FUTEX_WAKE_PRIVATE: i32 = 129;
 
 extern "C" {
     fn syscall(number: i64, ...) -> i64;
+    fn pread(fd: i32, into: *mut u8, bytes: usize, at: i64) -> isize;
+    fn __errno_location() -> *mut i32;
 }
 
 #[repr(C)]
@@ -79,9 +89,18 @@ pub struct Gunzip {
     is_running: AtomicU32,
     /// Whether the stream may end here. For who knows that no run is under way.
     is_complete: AtomicU32,
+    /// An errno. For who knows that no run is under way.
+    file_problem: AtomicU32,
+    /// Of the file's bytes: seen by the other side.
+    seen: AtomicU32,
+    /// -1: input is put into the ring by the other side.
+    fd: i32,
+    file_at: u64,
+    file_end: u64,
+    is_shown: bool,
     out: *mut u8,
     out_bytes: usize,
-    input: *const u8,
+    input: *mut u8,
     input_bytes: usize,
     part: Part,
     members: u32,
@@ -221,8 +240,52 @@ impl Gunzip {
         syscall(SYS_FUTEX, &self.news, FUTEX_WAKE_PRIVATE, 1);
     }
 
+    fn input_room(&self) -> usize {
+        let put = self.put.load(Relaxed);
+        let unread = put.wrapping_sub(self.read.load(Relaxed));
+        let unseen = if self.is_shown { put.wrapping_sub(self.seen.load(Acquire)) } else { 0 };
+        self.input_bytes - unread.max(unseen) as usize
+    }
+
+    /// Puts the file's next piece into the ring, if little is left in it. False: it cannot be read. A file that is shorter than it was
+    /// said to be ends early.
+    unsafe fn read_file(&mut self) -> bool {
+        let put = self.put.load(Relaxed);
+        let there = put.wrapping_sub(self.read.load(Relaxed)) as usize;
+        if there >= READ || self.file_at == self.file_end {
+            return true;
+        }
+        let from = put as usize & (self.input_bytes - 1);
+        let room = self.input_room().min(self.input_bytes - from);
+        if room == 0 {
+            return true;
+        }
+        let most = READ.min(room).min((self.file_end - self.file_at) as usize);
+        let into = self.input.add(from);
+        let n = loop {
+            let n = pread(self.fd, into, most, self.file_at as i64);
+            if n >= 0 {
+                break n as usize;
+            }
+            let problem = *__errno_location();
+            if problem != EINTR {
+                self.file_problem.store(problem as u32, Relaxed);
+                return false;
+            }
+        };
+        self.file_at += n as u64;
+        self.put.store(put.wrapping_add(n as u32), Release);
+        if n == 0 {
+            self.file_end = self.file_at;
+        }
+        true
+    }
+
     unsafe fn run(&mut self) -> i32 {
         loop {
+            if self.fd >= 0 && !self.read_file() {
+                return FILE;
+            }
             let made = self.made.load(Relaxed);
             let waiting = made.wrapping_sub(self.taken.load(Acquire)) as usize;
             // The ring behind the part of it that repeats its end, so that a match can reach back across the seam.
@@ -236,7 +299,7 @@ impl Gunzip {
                 return MISUSE;
             }
             let from = read as usize & (self.input_bytes - 1);
-            let input = self.input.add(from);
+            let input = self.input.add(from) as *const u8;
             let mut at = Place {
                 input,
                 input_end: input.add(there.min(self.input_bytes - from)),
@@ -267,7 +330,11 @@ impl Gunzip {
                     self.part = Part::Checksum;
                 }
                 Ok(Pause::Input) => {
-                    if used == there && self.put.load(Acquire) == read.wrapping_add(used as u32) {
+                    let is_more = self.fd >= 0 && self.file_at < self.file_end;
+                    if used == there && is_more && self.input_room() == 0 {
+                        return NEEDS_ROOM;
+                    }
+                    if used == there && !is_more && self.put.load(Acquire) == read.wrapping_add(used as u32) {
                         self.is_complete.store(self.at_boundary() as u32, Relaxed);
                         return NEEDS_INPUT;
                     }
@@ -318,7 +385,7 @@ pub extern "C" fn dsec_gunzip_bytes(abi: u32) -> u32 {
 
 /// `state` is zeroed and aligned to 8. Rings have a power of two of bytes; `out` has 32 KiB more, before its ring. 1 if all that is so.
 #[no_mangle]
-pub unsafe extern "C" fn dsec_gunzip_begin(state: *mut Gunzip, out: *mut u8, out_bytes: u64, input: *const u8, input_bytes: u64) -> i32 {
+pub unsafe extern "C" fn dsec_gunzip_begin(state: *mut Gunzip, out: *mut u8, out_bytes: u64, input: *mut u8, input_bytes: u64) -> i32 {
     let fits = |bytes: u64| bytes.is_power_of_two() && bytes >= 2 * WINDOW as u64 && bytes <= 1 << 30;
     if state as usize % 8 != 0 || !fits(out_bytes) || !fits(input_bytes) {
         return 0;
@@ -328,7 +395,19 @@ pub unsafe extern "C" fn dsec_gunzip_begin(state: *mut Gunzip, out: *mut u8, out
     state.out_bytes = out_bytes as usize;
     state.input = input;
     state.input_bytes = input_bytes as usize;
+    state.fd = -1;
     1
+}
+
+/// Input is this part of a file from now on. `is_shown`: the other side looks at it in the ring, and counts in `seen`. Nothing was put
+/// into the ring before.
+#[no_mangle]
+pub unsafe extern "C" fn dsec_gunzip_file(state: *mut Gunzip, fd: i32, from: u64, end: u64, is_shown: u32) {
+    let state = &mut *state;
+    state.fd = fd;
+    state.file_at = from;
+    state.file_end = end.max(from);
+    state.is_shown = is_shown != 0;
 }
 
 /// Inflates until a ring is empty or full. Not while another run goes over the same state.

@@ -30,35 +30,59 @@ const DISTANCES: [(u16, u8); 30] = [
     (8193, 12), (12289, 12), (16385, 13), (24577, 13),
 ];
 
-/// The entry of a symbol but for the length of its code.
-pub fn length_symbol(symbol: usize) -> u32 {
-    match symbol {
-        0..=255 => LITERAL | (symbol as u32) << 16,
-        256 => EXCEPTION | END_OF_BLOCK,
-        257..=285 => with_extra(LENGTHS[symbol - 257]),
-        _ => EXCEPTION,
-    }
-}
-
-pub fn distance_symbol(symbol: usize) -> u32 {
-    DISTANCES.get(symbol).map_or(EXCEPTION, |&s| with_extra(s))
-}
-
+/// The entry of each symbol but for the length of its code.
+pub static LENGTH_SYMBOLS: [u32; 288] = length_symbols();
+pub static DISTANCE_SYMBOLS: [u32; 32] = distance_symbols();
 /// Of the code that code lengths are written in.
-pub fn precode_symbol(symbol: usize) -> u32 {
-    (symbol as u32) << 16
+pub static PRECODE_SYMBOLS: [u32; 19] = precode_symbols();
+
+const fn length_symbols() -> [u32; 288] {
+    let mut all = [EXCEPTION; 288];
+    let mut i = 0;
+    while i < 286 {
+        all[i] = match i {
+            0..=255 => LITERAL | (i as u32) << 16,
+            256 => EXCEPTION | END_OF_BLOCK,
+            _ => with_extra(LENGTHS[i - 257]),
+        };
+        i += 1;
+    }
+    all
 }
 
-fn with_extra((base, extra): (u16, u8)) -> u32 {
+const fn distance_symbols() -> [u32; 32] {
+    let mut all = [EXCEPTION; 32];
+    let mut i = 0;
+    while i < 30 {
+        all[i] = with_extra(DISTANCES[i]);
+        i += 1;
+    }
+    all
+}
+
+const fn precode_symbols() -> [u32; 19] {
+    let mut all = [0; 19];
+    let mut i = 0;
+    while i < 19 {
+        all[i] = (i as u32) << 16;
+        i += 1;
+    }
+    all
+}
+
+const fn with_extra((base, extra): (u16, u8)) -> u32 {
     (base as u32) << 16 | extra as u32
 }
 
 /// Fills `table` for a code whose symbols have these lengths (0: not in it). False if there is no such code: too many short ones,
 /// or too few; a single code of one bit is taken, and none at all, if `may_be_small`.
-pub fn build(table: &mut [u32], first_bits: usize, lengths: &[u8], symbol: fn(usize) -> u32, may_be_small: bool) -> bool {
-    let mut count = [0usize; MAX_CODE_BITS + 1];
+///
+/// Codes count up in the order of their length, and the input has them with their first bit lowest. So the table for codes of up to n
+/// bits is that for n - 1 twice, and the codes of n bits in it: each entry is written once, and copied as one of many.
+pub fn build(table: &mut [u32], first_bits: usize, lengths: &[u8], symbols: &[u32], may_be_small: bool) -> bool {
+    let mut count = [0u32; MAX_CODE_BITS + 1];
     for &length in lengths {
-        count[length as usize] += 1;
+        count[length as usize & 15] += 1;
     }
     count[0] = 0;
     let longest = (1..=MAX_CODE_BITS).rev().find(|&l| count[l] > 0).unwrap_or(0);
@@ -69,47 +93,53 @@ pub fn build(table: &mut [u32], first_bits: usize, lengths: &[u8], symbol: fn(us
             return false;
         }
     }
-    if left > 0 && !(may_be_small && longest <= 1) {
-        return false;
-    }
-    // Codes count up in the order of their length; the input has them with their first bit lowest.
-    let mut next = [0usize; MAX_CODE_BITS + 2];
-    for l in 1..=MAX_CODE_BITS {
-        next[l + 1] = (next[l] + count[l]) << 1;
-    }
     let first = 1 << first_bits;
     if left > 0 {
+        if !may_be_small || longest > 1 {
+            return false;
+        }
         table[..first].fill(EXCEPTION | 1);
+        if let Some(only) = lengths.iter().position(|&l| l > 0) {
+            table[..first].iter_mut().step_by(2).for_each(|entry| *entry = entry_of(symbols[only], 1));
+        }
+        return true;
     }
-    let second_bits = longest.saturating_sub(first_bits);
-    let mut second = first;
-    let mut open = usize::MAX;
-    // By length, so that the codes of one second level come together.
-    let mut offsets = [0usize; MAX_CODE_BITS + 2];
+    let mut offsets = [0u32; MAX_CODE_BITS + 2];
     for l in 1..=MAX_CODE_BITS {
         offsets[l + 1] = offsets[l] + count[l];
     }
     let mut sorted = [0u16; 288];
     for (i, &l) in lengths.iter().enumerate() {
         if l > 0 {
-            sorted[offsets[l as usize]] = i as u16;
-            offsets[l as usize] += 1;
+            let at = &mut offsets[l as usize & 15];
+            sorted[*at as usize] = i as u16;
+            *at += 1;
         }
     }
-    let used: usize = count.iter().sum();
-    for &i in &sorted[..used] {
-        let length = lengths[i as usize] as usize;
-        let code = next[length].reverse_bits() >> (usize::BITS as usize - length);
-        next[length] += 1;
-        let entry = symbol(i as usize) + (length as u32) * (1 << 8 | 1);
-        if length <= first_bits {
-            let mut at = code;
-            while at < first {
-                table[at] = entry;
-                at += 1 << length;
-            }
-            continue;
+    let mut rest = &sorted[..count.iter().sum::<u32>() as usize];
+    // The next code, its first bit lowest.
+    let mut code = 0;
+    for length in 1..=first_bits {
+        let size = 1 << length;
+        let (below, above) = table.split_at_mut(size / 2);
+        if length > 1 {
+            above[..size / 2].copy_from_slice(below);
         }
+        let (these, others) = rest.split_at(count[length] as usize);
+        rest = others;
+        for &i in these {
+            table[code] = entry_of(symbols[i as usize], length);
+            code = after(code, size);
+        }
+    }
+    if rest.is_empty() {
+        return true;
+    }
+    let second_bits = longest - first_bits;
+    let mut second = first;
+    let mut open = usize::MAX;
+    for &i in rest {
+        let length = lengths[i as usize] as usize;
         let prefix = code & (first - 1);
         if prefix != open {
             if open != usize::MAX {
@@ -118,11 +148,27 @@ pub fn build(table: &mut [u32], first_bits: usize, lengths: &[u8], symbol: fn(us
             open = prefix;
             table[prefix] = EXCEPTION | SECOND_LEVEL | (second as u32) << 16 | (second_bits as u32) << 8 | first_bits as u32;
         }
+        let entry = entry_of(symbols[i as usize], length);
         let mut at = code >> first_bits;
         while at < 1 << second_bits {
             table[second + at] = entry;
             at += 1 << (length - first_bits);
         }
+        code = after(code, 1 << length);
     }
     true
+}
+
+fn entry_of(symbol: u32, length: usize) -> u32 {
+    symbol + length as u32 * (1 << 8 | 1)
+}
+
+/// The code behind `code`, of the same length: one more, counted from the highest of its bits. Of a longer length it is the same number.
+fn after(code: usize, size: usize) -> usize {
+    let clear = !code & (size - 1);
+    if clear == 0 {
+        return 0;
+    }
+    let bit = 1 << (usize::BITS - 1 - clear.leading_zeros());
+    code & (bit - 1) | bit
 }

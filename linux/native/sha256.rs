@@ -11,7 +11,7 @@ use std::ptr::copy_nonoverlapping;
 use std::slice::from_raw_parts_mut;
 
 /// Of the functions and the two layouts below.
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 const BLOCK: usize = 64;
 
 const H0: [u32; 8] = [
@@ -187,6 +187,43 @@ unsafe fn trio(a: &mut [u32; 8], pa: *const u8, b: &mut [u32; 8], c: &mut [u32; 
     store(sc, c);
 }
 
+/// Two digests over bytes of their own, two over the same.
+#[target_feature(enable = "sha,ssse3,sse4.1")]
+unsafe fn quad(a: &mut [u32; 8], pa: *const u8, d: &mut [u32; 8], pd: *const u8, b: &mut [u32; 8], c: &mut [u32; 8], pb: *const u8, blocks: usize) {
+    let mut sa = load(a);
+    let mut sb = load(b);
+    let mut sc = load(c);
+    let mut sd = load(d);
+    for n in 0..blocks {
+        let (ba, bb, bc, bd) = (sa, sb, sc, sd);
+        let mut wa = words(pa.add(64 * n));
+        let mut wb = words(pb.add(64 * n));
+        let mut wd = words(pd.add(64 * n));
+        macro_rules! step {
+            ($i:expr, $a:expr, $b:expr, $c:expr, $d:expr) => {
+                four(&mut sa, _mm_add_epi32(wa[$a], constant($i)));
+                four(&mut sd, _mm_add_epi32(wd[$a], constant($i)));
+                let wk = _mm_add_epi32(wb[$a], constant($i));
+                four(&mut sb, wk);
+                four(&mut sc, wk);
+                if $i < 12 {
+                    wa[$a] = next(wa[$a], wa[$b], wa[$c], wa[$d]);
+                    wb[$a] = next(wb[$a], wb[$b], wb[$c], wb[$d]);
+                    wd[$a] = next(wd[$a], wd[$b], wd[$c], wd[$d]);
+                }
+            };
+        }
+        sixteen_steps!(step);
+        sa = State { abef: _mm_add_epi32(sa.abef, ba.abef), cdgh: _mm_add_epi32(sa.cdgh, ba.cdgh) };
+        sb = State { abef: _mm_add_epi32(sb.abef, bb.abef), cdgh: _mm_add_epi32(sb.cdgh, bb.cdgh) };
+        sc = State { abef: _mm_add_epi32(sc.abef, bc.abef), cdgh: _mm_add_epi32(sc.cdgh, bc.cdgh) };
+        sd = State { abef: _mm_add_epi32(sd.abef, bd.abef), cdgh: _mm_add_epi32(sd.cdgh, bd.cdgh) };
+    }
+    store(sa, a);
+    store(sb, b);
+    store(sc, c);
+    store(sd, d);
+}
 
 /// One digest over a stream.
 #[repr(C)]
@@ -330,12 +367,40 @@ pub unsafe extern "C" fn dsec_blob_begin(b: *mut Blob, chunk_bytes: u64) {
     *b = Blob { whole: Digest { h: H0, total: 0, rest: [0; BLOCK] }, chunk: H0, chunk_bytes };
 }
 
-/// Bytes of a blob, and beside them bytes of another stream (or none). The digests of chunks that end go to `out`, which has
-/// room for them. Answers how many.
+/// Bytes of a stream that are to be hashed.
+struct Due {
+    stream: *mut Digest,
+    p: *const u8,
+    n: usize,
+}
+
+impl Due {
+    unsafe fn begin(&mut self) {
+        if self.n > 0 {
+            to_block(&mut *self.stream, &mut self.p, &mut self.n);
+        }
+    }
+
+    fn blocks(&self) -> usize {
+        self.n / BLOCK
+    }
+
+    unsafe fn advance(&mut self, blocks: usize) {
+        (*self.stream).total += (blocks * BLOCK) as u64;
+        self.p = self.p.add(blocks * BLOCK);
+        self.n -= blocks * BLOCK;
+    }
+}
+
+/// Bytes of a blob, and beside them bytes of two other streams (0 of one that there is not). The digests of chunks that end go to
+/// `out`, which has room for them. Answers how many.
 #[no_mangle]
-pub unsafe extern "C" fn dsec_blob_update(b: *mut Blob, p: *const u8, n: u64, out: *mut u8, d: *mut Digest, q: *const u8, m: u64) -> u32 {
+pub unsafe extern "C" fn dsec_blob_update(
+    b: *mut Blob, p: *const u8, n: u64, out: *mut u8, d: *mut Digest, q: *const u8, m: u64, e: *mut Digest, r: *const u8, l: u64,
+) -> u32 {
     let b = &mut *b;
-    let (mut p, mut n, mut q, mut m, mut at) = (p, n as usize, q, m as usize, out);
+    let (mut p, mut n, mut at) = (p, n as usize, out);
+    let (mut x, mut y) = (Due { stream: d, p: q, n: m as usize }, Due { stream: e, p: r, n: l as usize });
     let (take, full) = b.whole.top_up(p, n);
     if full {
         twin(&mut b.whole.h, &mut b.chunk, b.whole.rest.as_ptr(), 1);
@@ -343,20 +408,25 @@ pub unsafe extern "C" fn dsec_blob_update(b: *mut Blob, p: *const u8, n: u64, ou
     }
     p = p.add(take);
     n -= take;
-    if m > 0 {
-        to_block(&mut *d, &mut q, &mut m);
-    }
+    x.begin();
+    y.begin();
     while n >= BLOCK {
         let mut blocks = b.room().min(n / BLOCK);
-        if m >= BLOCK {
-            blocks = blocks.min(m / BLOCK);
-            let d = &mut *d;
-            trio(&mut d.h, q, &mut b.whole.h, &mut b.chunk, p, blocks);
-            d.total += (blocks * BLOCK) as u64;
-            q = q.add(blocks * BLOCK);
-            m -= blocks * BLOCK;
+        let (whole, chunk) = (&mut b.whole.h, &mut b.chunk);
+        if x.blocks() == 0 {
+            std::mem::swap(&mut x, &mut y);
+        }
+        if x.blocks() > 0 && y.blocks() > 0 {
+            blocks = blocks.min(x.blocks()).min(y.blocks());
+            quad(&mut (*x.stream).h, x.p, &mut (*y.stream).h, y.p, whole, chunk, p, blocks);
+            x.advance(blocks);
+            y.advance(blocks);
+        } else if x.blocks() > 0 {
+            blocks = blocks.min(x.blocks());
+            trio(&mut (*x.stream).h, x.p, whole, chunk, p, blocks);
+            x.advance(blocks);
         } else {
-            twin(&mut b.whole.h, &mut b.chunk, p, blocks);
+            twin(whole, chunk, p, blocks);
         }
         b.whole.total += (blocks * BLOCK) as u64;
         p = p.add(blocks * BLOCK);
@@ -366,8 +436,12 @@ pub unsafe extern "C" fn dsec_blob_update(b: *mut Blob, p: *const u8, n: u64, ou
     if n > 0 {
         b.whole.keep(p, n);
     }
-    if m > 0 {
-        (*d).update(q, m);
+    if x.n > 0 && y.n > 0 {
+        dsec_sha256_update_pair(x.stream, x.p, x.n as u64, y.stream, y.p, y.n as u64);
+    } else if x.n > 0 {
+        (*x.stream).update(x.p, x.n);
+    } else if y.n > 0 {
+        (*y.stream).update(y.p, y.n);
     }
     ((at as usize - out as usize) / 32) as u32
 }

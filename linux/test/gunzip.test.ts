@@ -1,4 +1,7 @@
 /** The native inflater against zlib: rings that wrap, streams cut anywhere, damaged ones, and blocks that no compressor would write. */
+import { closeSync, mkdtempSync, openSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import * as zlib from 'node:zlib';
 import { describe, expect, test } from 'vitest';
 import { Gunzip, type GunzipPause, gunzipFallback } from '../gunzip.ts';
@@ -63,6 +66,45 @@ async function inflate(bytes: Buffer, seed: number): Promise<Outcome> {
         end: typeof end === 'object' ? end : stream.isComplete ? 'complete' : 'cut',
       };
     }
+  }
+}
+
+/** The same from a file, which the runs read themselves; `shown`: what was read is looked at, late. */
+async function inflateFile(bytes: Buffer, seed: number, shown: boolean): Promise<Outcome & { readonly seen: Buffer }> {
+  const roll = dice(seed);
+  const folder = mkdtempSync(join(tmpdir(), 'dsec-gunzip-'));
+  const path = join(folder, 'stream');
+  writeFileSync(path, Buffer.concat([Buffer.alloc(seed), bytes, Buffer.alloc(5)]));
+  const fd = openSync(path, 'r');
+  try {
+    const stream = new Gunzip({ out: Buffer.alloc(WINDOW + RING), input: Buffer.alloc(RING) });
+    stream.readFrom({ fd, path, offset: seed, sizeBytes: bytes.length }, shown);
+    const parts: Buffer[] = [];
+    const looks: Buffer[] = [];
+    for (let isOver = false; !isOver; ) {
+      const end = await stream.run();
+      isOver = end !== 'room';
+      for (let some = isOver ? 100 : 1 + roll(2); some > 0; some--) {
+        const part = stream.output(isOver ? RING : 1 + roll(RING));
+        parts.push(Buffer.from(part));
+        stream.take(part.length);
+        const look = shown ? stream.unseen(isOver ? RING : 1 + roll(RING)) : Buffer.alloc(0);
+        looks.push(Buffer.from(look));
+        stream.seen(look.length);
+      }
+      if (isOver) {
+        const made = Buffer.concat(parts);
+        return {
+          made,
+          end: typeof end === 'object' ? end : stream.isComplete ? 'complete' : 'cut',
+          seen: Buffer.concat(looks),
+        };
+      }
+    }
+    throw new Error('it has no end');
+  } finally {
+    closeSync(fd);
+    rmSync(folder, { recursive: true });
   }
 }
 
@@ -276,6 +318,40 @@ describe.skipIf(gunzipFallback() !== undefined)('the native inflater', () => {
       const { end } = await inflate(bytes, seed);
       expect(end === 'complete').toBe(agreed(bytes) !== undefined);
     }
+  });
+
+  test('a part of a file, looked at or not', async () => {
+    for (const [seed, level] of [1, 6, 9, 0, 4, 2].entries()) {
+      const content = Buffer.concat([sample(300_000, seed), Buffer.alloc(200_000), sample(100_000 * seed, seed + 9)]);
+      const bytes = Buffer.concat([zlib.gzipSync(content, { level }), zlib.gzipSync('more')]);
+      const { made, end, seen } = await inflateFile(bytes, seed, seed % 2 === 0);
+      expect(end).toBe('complete');
+      expect(made.equals(Buffer.concat([content, Buffer.from('more')]))).toBe(true);
+      if (seed % 2 === 0) expect(seen.equals(bytes)).toBe(true);
+    }
+    const cut = zlib.gzipSync(sample(200_000, 3)).subarray(0, -1000);
+    expect((await inflateFile(cut, 3, true)).end).toBe('cut');
+  });
+
+  test('a file that ends early or cannot be read', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'dsec-gunzip-'));
+    const path = join(folder, 'stream');
+    const bytes = zlib.gzipSync(sample(100_000, 5));
+    writeFileSync(path, bytes);
+    for (const [name, ends] of [
+      [path, 'input'],
+      [folder, 'unreadable'],
+    ] as const) {
+      const fd = openSync(name, 'r');
+      const stream = new Gunzip({ out: Buffer.alloc(WINDOW + (1 << 20)), input: Buffer.alloc(RING) });
+      stream.readFrom({ fd, path: name, offset: 0, sizeBytes: bytes.length + 10 }, false);
+      const end = await stream.run();
+      closeSync(fd);
+      expect(typeof end === 'object' ? end.kind : end).toBe(ends);
+      expect(stream.readBytes).toBe(ends === 'input' ? bytes.length : 0);
+      if (typeof end === 'object' && end.kind === 'unreadable') expect(end.error.message).toContain(folder);
+    }
+    rmSync(folder, { recursive: true });
   });
 
   test('one run at a time', async () => {

@@ -88,23 +88,26 @@ describe.each([
     }
   });
 
-  test('a blob, its chunks, and another stream beside them', () => {
+  test('a blob, its chunks, and two other streams beside them', () => {
     for (let round = 0; round < 120; round++) {
       const chunkBytes = [64, 4096, 65_536][round % 3]!;
       const bytes = randomBytes(round % 5 === 0 ? randomInt(4) * chunkBytes : randomInt(200_000));
-      const other = randomBytes(randomInt(200_000));
+      const others = [randomBytes(randomInt(200_000)), randomBytes(randomInt(200_000))];
       const blob = sha.createBlobSha256(chunkBytes);
-      const stream = sha.createSha256();
-      const [ours, theirs] = [pieces(bytes, 150_000), pieces(other, 150_000)];
-      for (let i = 0; i < Math.max(ours.length, theirs.length); i++) {
-        const none = Buffer.alloc(0);
-        const beside = theirs[i] === undefined ? undefined : { stream, bytes: theirs[i]! };
-        blob.update(ours[i] ?? none, beside);
+      const streams = others.map(() => sha.createSha256());
+      const ours = pieces(bytes, 150_000);
+      const theirs = others.map((other) => pieces(other, 150_000));
+      for (let i = 0; i < Math.max(ours.length, ...theirs.map((t) => t.length)); i++) {
+        const dues = streams.flatMap((stream, n) => {
+          const piece = theirs[n]![i];
+          return piece === undefined ? [] : [{ stream, bytes: piece }];
+        });
+        blob.update(ours[i] ?? Buffer.alloc(0), round % 2 === 0 ? dues : dues.reverse());
       }
       const { hex, digests } = blob.finish();
       expect(hex).toBe(whole(bytes));
       expect(Buffer.from(digests).toString('hex')).toBe(chunked(bytes, chunkBytes));
-      expect(stream.digest().toString('hex')).toBe(whole(other));
+      expect(streams.map((s) => s.digest().toString('hex'))).toEqual(others.map(whole));
     }
   });
 

@@ -3,7 +3,7 @@
  * agent sends that makes no sense ends this sandbox, and no other.
  */
 import { randomInt } from 'node:crypto';
-import { mkdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import type { Duplex } from 'node:stream';
 import { setTimeout as delay } from 'node:timers/promises';
 import { getSystemErrorMap } from 'node:util';
@@ -101,7 +101,6 @@ export class AgentLink implements CommandHost {
     this.options = options;
     this.name = options.name;
     this.commands = options.commands;
-    mkdirSync(this.commands, { recursive: true, mode: 0o700 });
     this.lastCommand = lastCommandId(this.commands);
     this.outOfMemorySeen = outOfMemoryCount(options.cgroups);
     this.standing = new Standing(options.stoodMs ?? 0);

@@ -2,18 +2,37 @@
  * What is left of a sandbox in the cgroup hierarchies, v1 or v2, and how it is ended there: the group is what every
  * process of the sandbox is in, whatever it did to hide.
  */
-import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { rmdir } from 'node:fs/promises';
+import { existsSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { bytesOf, systemCode } from '#base';
+import type { MountRow } from '#linux';
 import { cgroupRows } from './cgroup-hierarchies.ts';
 import { CGROUP_PARENT } from './oci-spec.ts';
 
-/** Folders of the sandbox's groups that exist, one a hierarchy. */
+/** Folders of the sandbox's groups that exist, one a hierarchy; first the one that counts memory. */
 export function cgroupsOf(id: string): string[] {
-  return cgroupRows()
-    .map((row) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}/${id}`)
-    .filter((path) => existsSync(path));
+  return placesOf(id).filter((path) => existsSync(path));
+}
+
+function placesOf(id: string): string[] {
+  const { counting, others } = cgroupPlaces();
+  return [...counting, ...others].map((place) => `${place}/${id}`);
+}
+
+interface CgroupPlaces {
+  readonly rows: readonly MountRow[];
+  readonly counting: string[];
+  readonly others: string[];
+}
+let places: CgroupPlaces | undefined;
+
+function cgroupPlaces(): CgroupPlaces {
+  const rows = cgroupRows();
+  if (places?.rows === rows) return places;
+  const place = (row: MountRow) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}`;
+  const counts = ({ type, superOptions }: MountRow) => type === 'cgroup' && superOptions.split(',').includes('memory');
+  places = { rows, counting: rows.filter(counts).map(place), others: rows.filter((row) => !counts(row)).map(place) };
+  return places;
 }
 
 /** Whether process `pid` of this machine is one of the sandbox's, also in a group below the sandbox's own. */
@@ -29,16 +48,15 @@ export function isInCgroups(id: string, pid: number): boolean {
 /** Kills all that is in the groups and removes them. Gives up after some seconds: a process in an endless kernel wait cannot be ended. */
 export async function endCgroups(id: string): Promise<void> {
   const deadline = Date.now() + 10_000;
-  for (let pauseMs = 1; ; pauseMs = Math.min(pauseMs * 2, 50)) {
-    const groups = cgroupsOf(id);
-    // Empty as a rule. The kernel takes its time for each of them, so it is asked outside this thread.
-    if ((await Promise.all(groups.map(removeTree))).every(Boolean)) return;
-    for (const group of groups) {
+  // Empty as a rule.
+  let left = placesOf(id).filter((group) => !removeTree(group));
+  for (let pauseMs = 1; left.length > 0 && Date.now() < deadline; pauseMs = Math.min(pauseMs * 2, 50)) {
+    for (const group of left) {
       for (const pid of allMembersOf(group)) kill(pid);
       thawCommands(group);
     }
-    if (Date.now() > deadline) return;
     await delay(pauseMs);
+    left = left.filter((group) => !removeTree(group));
   }
 }
 
@@ -85,15 +103,15 @@ export function kill(pid: number): void {
 }
 
 /** False: it is busy, and stays for the next round. */
-async function removeTree(group: string): Promise<boolean> {
-  if (await removeGroup(group)) return true;
-  for (const name of foldersOf(group)) await removeTree(`${group}/${name}`);
+function removeTree(group: string): boolean {
+  if (removeGroup(group)) return true;
+  for (const name of foldersOf(group)) removeTree(`${group}/${name}`);
   return removeGroup(group);
 }
 
-async function removeGroup(group: string): Promise<boolean> {
+function removeGroup(group: string): boolean {
   try {
-    await rmdir(group);
+    rmdirSync(group);
     return true;
   } catch (error) {
     return systemCode(error) === 'ENOENT';

@@ -22,5 +22,5 @@ export function chooseBackend(runDir: string, asked: string | undefined = proces
 
 /** To end what it runs, and what it left. @throws RUNTIME_NO_OCI_RUNTIME */
 export function backendNamed(name: string, runDir: string): Backend {
-  return name === OWN_BACKEND ? openOwnBackend(findAgent()) : openOciBackend(runDir, findOciRuntime(name));
+  return name === OWN_BACKEND ? openOwnBackend(undefined) : openOciBackend(runDir, findOciRuntime(name));
 }

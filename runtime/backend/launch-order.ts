@@ -143,13 +143,13 @@ function capabilityBits(names: readonly string[]): bigint {
   }, 0n);
 }
 
-let lastFilter: { readonly profile: string; readonly bytes: Buffer } | undefined;
+const filters = new WeakMap<SeccompProfile, Buffer>();
 
 /** The same profile for every sandbox: compiled once. */
 function compiled(profile: SeccompProfile): Buffer {
-  const text = JSON.stringify(profile);
-  if (lastFilter?.profile !== text) lastFilter = { profile: text, bytes: seccompFilter(profile) };
-  return lastFilter.bytes;
+  const bytes = filters.get(profile) ?? seccompFilter(profile);
+  filters.set(profile, bytes);
+  return bytes;
 }
 
 const STAGES: Readonly<Record<number, string>> = {

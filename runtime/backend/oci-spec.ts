@@ -198,7 +198,16 @@ function mappings(idBase: number): { uidMappings: OciIdMapping[]; gidMappings: O
 /** A soft limit that old programs (which loop over all descriptors) can bear; no core files in the upper unless asked for. */
 const OPEN_FILES = { soft: 65_536, hard: 1_048_576 };
 
-function rlimits(): { type: string; soft: number; hard: number }[] {
+type ResourceLimit = { readonly type: string; readonly soft: number; readonly hard: number };
+let knownLimits: readonly ResourceLimit[] | undefined;
+
+/** Of this process's life. */
+function rlimits(): readonly ResourceLimit[] {
+  knownLimits ??= readLimits();
+  return knownLimits;
+}
+
+function readLimits(): ResourceLimit[] {
   const hardFiles = Math.min(OPEN_FILES.hard, hardLimit('Max open files'));
   const limits = [{ type: 'RLIMIT_NOFILE', soft: Math.min(OPEN_FILES.soft, hardFiles), hard: hardFiles }];
   const hardCore = hardLimit('Max core file size');

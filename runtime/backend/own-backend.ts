@@ -144,7 +144,7 @@ class OwnBackend implements Backend {
       for (const stream of pipes === undefined ? [] : [pipes.stdin, pipes.stdout, pipes.stderr]) stream.destroy();
       await begun.close();
     }
-    if (cgroupsOf(id).length > 0) await endCgroups(id);
+    await endCgroups(id);
   }
 }
 

@@ -136,11 +136,23 @@ const ARCHITECTURES: Readonly<Record<string, readonly string[]>> = {
   arm64: ['SCMP_ARCH_AARCH64', 'SCMP_ARCH_ARM'],
 };
 
-/** @param firstProcess `agent`: it has that of every command, and none may change its limits or how it is scheduled. */
+const made = new Map<string, SeccompProfile>();
+
+/**
+ * The same object each time.
+ * @param firstProcess `agent`: it has that of every command, and none may change its limits or how it is scheduled.
+ */
 export function defaultSeccompProfile(
   firstProcess: 'command' | 'agent' = 'command',
   arch: string = process.arch,
 ): SeccompProfile {
+  const key = `${firstProcess} ${arch}`;
+  const profile = made.get(key) ?? makeProfile(firstProcess, arch);
+  made.set(key, profile);
+  return profile;
+}
+
+function makeProfile(firstProcess: 'command' | 'agent', arch: string): SeccompProfile {
   const compare = (index: number, op: string, value: number, valueTwo?: number) => [{ index, op, value, valueTwo }];
   return {
     defaultAction: 'SCMP_ACT_ERRNO',

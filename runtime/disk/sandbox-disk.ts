@@ -86,8 +86,8 @@ function usageOf(folder: string, project: number): ProjectUsage {
   }
 }
 
-/** upper, work, and what OverlayFS makes in that. */
-const OWN_INODES = 4;
+/** upper, work, four that OverlayFS makes in that, what it keeps there of a removed file, and places to mount at that an image may lack. */
+const OWN_INODES = 16;
 
 function limitTo(project: number, places: SandboxFolders, { diskBytes = 0, inodes }: DiskLimits): void {
   limitProject(places.folder, project, diskBytes, inodes === undefined ? 0 : inodes + OWN_INODES);

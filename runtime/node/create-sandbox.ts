@@ -5,7 +5,7 @@
 import { mkdirSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { failPoint } from '#base';
-import { type BlobStore, blobFilesFor, type Image, mountImage, readConfig } from '#imagesvc';
+import { type BlobStore, blobFilesFor, type Image, mountImage, type OciConfig, readConfig } from '#imagesvc';
 import { processIdentity } from '#linux';
 import type { KeeperChannel } from '../aether/keeper-channel.ts';
 import { MOUNT_POINTS } from '../backend/oci-spec.ts';
@@ -21,7 +21,14 @@ import { environmentOf } from '../sandbox/environment.ts';
 import { makeMountPoints, missingMountPoints } from '../sandbox/mount-points.ts';
 import { makeDirectoryInRoot } from '../sandbox/root-path.ts';
 import { asItsRoot, mappingOf } from '../sandbox/sandbox-ids.ts';
-import { imageReference, randomSandboxName, type SandboxRecord, writeRecord } from '../sandbox/sandbox-record.ts';
+import {
+  imageReference,
+  type ResidentFacts,
+  randomSandboxName,
+  type SandboxRecord,
+  type SandboxTag,
+  writeRecord,
+} from '../sandbox/sandbox-record.ts';
 import type { RuntimeFolders, SandboxFolders } from '../sandbox/state-folders.ts';
 import { lookUpUser } from '../sandbox/user-lookup.ts';
 import { type AllLimits, checkedLimits } from '../sandbox-api/limits.ts';
@@ -39,6 +46,8 @@ export interface CreateOptions extends AllLimits {
   readonly name?: string;
   /** Asked again with the same one, the same sandbox is the answer. */
   readonly requestId?: string;
+  /** Kept with it, for whoever made it; means nothing here. */
+  readonly tag?: SandboxTag;
   /** `NAME=VALUE`: what commands have unless they say otherwise. */
   readonly env?: readonly string[];
   readonly user?: string;
@@ -63,9 +72,25 @@ export interface CreateOptions extends AllLimits {
 
 const DEFAULT_PIDS = 4096;
 
-/** @throws RUNTIME_LIMIT, RUNTIME_LIMIT_UNAVAILABLE */
-export function residentRecord(name: string, options: CreateOptions, stateDir: string): SandboxRecord {
+/** What its image says commands have, with what was asked for. */
+function defaultsOf(config: OciConfig['config'], name: string, options: CreateOptions): ResidentFacts['defaults'] {
+  const wanted = options.workdir ?? config?.WorkingDir ?? '';
+  const image = config?.Env ?? [];
+  const given = options.env ?? [];
+  const env = environmentOf({ image, given, host: {}, home: '/', hostname: name, terminal: false });
+  // HOME is each command's own, by its user, unless somebody has said it.
+  const said = [...image, ...given].some((entry) => entry.startsWith('HOME='));
+  return {
+    env: said ? env : env.filter((one) => !one.startsWith('HOME=')),
+    user: options.user ?? config?.User ?? '',
+    cwd: wanted.startsWith('/') ? wanted : `/${wanted}`,
+  };
+}
+
+/** @throws RUNTIME_LIMIT, RUNTIME_LIMIT_UNAVAILABLE, RUNTIME_ENV */
+export async function residentRecord(name: string, options: CreateOptions, stateDir: string): Promise<SandboxRecord> {
   const { store, base, workspace, toolkits = [], requestId, ttlMs } = options;
+  const { config } = await readConfig(store, base);
   const limits = checkedLimits({ ...options, pids: options.pids ?? DEFAULT_PIDS });
   const now = Date.now();
   return {
@@ -88,7 +113,8 @@ export function residentRecord(name: string, options: CreateOptions, stateDir: s
     network: options.network?.mode === 'host' ? { mode: 'host' } : undefined,
     resident: {
       requestId,
-      defaults: { env: options.env ?? [], user: options.user ?? '', cwd: options.workdir ?? '/' },
+      tag: options.tag,
+      defaults: defaultsOf(config, name, options),
       expiresAt: ttlMs === undefined ? undefined : new Date(now + ttlMs).toISOString(),
       idleMs: options.idleMs,
       idleAction: options.idleAction,
@@ -110,11 +136,11 @@ export async function launchResident(
   const { store, base, lazy } = options;
   const { runDir, cacheDir } = folders;
   const { upper, work, root: target } = places;
-  for (const folder of [places.root, places.bundle]) mkdirSync(folder, { recursive: true, mode: 0o755 });
+  mkdirSync(target, { mode: 0o755 });
+  // Our own launcher leaves nothing there.
+  if (record.backend !== OWN_BACKEND) mkdirSync(places.bundle, { mode: 0o755 });
   const layers = composeLayers(options);
-  const config = (await readConfig(store, base)).config ?? {};
-  const { resident } = record;
-  const { limits = {} } = record;
+  const { resident, limits = {} } = record;
   await makeDisk(record.disk, places, limits);
   const groups = sandboxCgroups(record.id, undefined, { limits, device: sandboxDevice(limits, places), agent: true });
   const { idBase } = record;
@@ -131,27 +157,14 @@ export async function launchResident(
   const shown = networkFiles(record.network, runDir, target);
   const folderPoints = MOUNT_POINTS.map((path) => ({ path, kind: 'folder' as const }));
   const missing = [...missingMountPoints(target, folderPoints), ...shown.missing];
-  const user = options.user ?? config.User ?? '';
+  const { user, cwd } = resident!.defaults;
   // An unknown user is told now, not by the first command.
-  const { home } = lookUpUser(target, user);
-  const wanted = options.workdir ?? config.WorkingDir ?? '';
-  const cwd = wanted.startsWith('/') ? wanted : `/${wanted}`;
-  const env = environmentOf({
-    image: config.Env ?? [],
-    given: options.env ?? [],
-    host: {},
-    home,
-    hostname: record.name,
-    terminal: false,
-  });
-  // HOME is each command's own, by its user, unless somebody has said it.
-  const said = [...(config.Env ?? []), ...(options.env ?? [])].some((entry) => entry.startsWith('HOME='));
-  const noted: SandboxRecord = {
-    ...record,
-    mountPoints: missing.map(({ path }) => path),
-    resident: { ...resident, defaults: { env: said ? env : env.filter((one) => !one.startsWith('HOME=')), user, cwd } },
-  };
-  writeRecord(places.record, noted, false);
+  lookUpUser(target, user);
+  let noted = record;
+  if (missing.length > 0) {
+    noted = { ...record, mountPoints: missing.map(({ path }) => path) };
+    writeRecord(places.record, noted, false);
+  }
   asItsRoot(idBase, () => {
     makeMountPoints(target, missing);
     makeDirectoryInRoot(target, cwd);

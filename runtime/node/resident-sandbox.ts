@@ -1,6 +1,6 @@
 /** One sandbox that stays: its agent while it runs, why it ended afterwards. What has to be undone is undone here, once. */
 import { once } from 'node:events';
-import { rmSync } from 'node:fs';
+import { mkdirSync, rmSync } from 'node:fs';
 import type { Duplex } from 'node:stream';
 import { setTimeout as delay } from 'node:timers/promises';
 import { failPoint, messageOf } from '#base';
@@ -121,6 +121,7 @@ export class ResidentSandbox implements Sandbox {
     const { record, places, keeper, keptId, spoolLimits } = parts;
     const { pausedAt, stoodMs } = record.resident!;
     const groups = commandGroupsOf(record.id);
+    const cgroups = cgroupsOf(record.id);
     this.link = new AgentLink({
       name: record.name,
       keeper,
@@ -128,7 +129,7 @@ export class ResidentSandbox implements Sandbox {
       commands: places.commands,
       defaults: record.resident!.defaults,
       groups,
-      cgroups: cgroupsOf(record.id),
+      cgroups,
       spoolLimits,
       stoodMs,
       stoodSinceMs: pausedAt === undefined ? undefined : Date.parse(pausedAt),
@@ -139,7 +140,7 @@ export class ResidentSandbox implements Sandbox {
       name: record.name,
       link: this.link,
       groups,
-      cgroups: cgroupsOf(record.id),
+      cgroups,
       refuseEnded: () => this.refuseEnded(),
       note: (change: Partial<ResidentFacts>) => this.note(change),
     };
@@ -322,6 +323,10 @@ export class ResidentSandbox implements Sandbox {
   /** Ends it at once; nothing of it stays. */
   async destroy(): Promise<void> {
     this.unwanted = true;
+    // On record nothing changes: it goes with all the rest, and were we killed before that, nobody had an answer.
+    if (this.ending === undefined) {
+      this.record = { ...this.record, resident: { ...this.record.resident!, stopAsked: true } };
+    }
     await this.stop({ timeMs: 0 });
   }
 
@@ -349,7 +354,7 @@ export class ResidentSandbox implements Sandbox {
     try {
       this.limits.begin();
       const { id, resident } = this.record;
-      applyClass(resident?.class ?? 'ls', pid, cgroupsOf(id));
+      if ((resident?.class ?? 'ls') !== 'ls') applyClass(resident!.class!, pid, cgroupsOf(id));
       await this.network.begin(pid).catch((error) => {
         if (!before) throw error;
         this.parts.onNote?.(messageOf(error));
@@ -364,6 +369,7 @@ export class ResidentSandbox implements Sandbox {
   private watchIdle(): IdleWatch | undefined {
     const { idleMs, idleAction = 'stop' } = this.record.resident!;
     if (idleMs === undefined) return undefined;
+    mkdirSync(this.parts.places.commands, { recursive: true, mode: 0o700 });
     return new IdleWatch({
       idleMs,
       marker: this.parts.places.commands,
@@ -464,7 +470,7 @@ export class ResidentSandbox implements Sandbox {
       await released;
       failPoint('end-dismantled');
       if (this.unwanted) {
-        await removeAside(places, asideOf(this.name, folders));
+        await removeAside(places, asideOf(this.name, folders), this.record);
         rmSync(places.lock, { force: true });
       } else {
         this.record = keepEnded(this.record, places, end);

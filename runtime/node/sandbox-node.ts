@@ -2,7 +2,7 @@
  * The sandboxes that stay on this machine: creates them, finds them again after a restart, and knows each by its name. One process a
  * machine (the runtime service); the keeper and the records are what outlives it.
  */
-import { mkdirSync, rmSync } from 'node:fs';
+import { existsSync, mkdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { failPoint, messageOf } from '#base';
 import { KeeperChannel, type Kept } from '../aether/keeper-channel.ts';
@@ -45,6 +45,9 @@ export interface NodeOptions {
   readonly network?: Pick<NodeNetworkOptions, 'upstreams'>;
 }
 
+/** More of them than this, and those of sandboxes that were removed are looked for. */
+const MOST_REQUESTS = 1000;
+const SETTLE_MS = 1_000;
 const NO_FEATURES: ReadonlySet<Capability> = new Set();
 
 export function keeperSocket(runDir: string): string {
@@ -60,6 +63,9 @@ export class SandboxNode {
   private readonly running = new Map<string, ResidentSandbox>();
   /** By request id: creations under way. */
   private readonly creating = new Map<string, Promise<ResidentSandbox>>();
+  /** Name by request id, of those that have ended; their records say whether it still holds. */
+  private readonly endedRequests = new Map<string, string>();
+  private mostRequests = MOST_REQUESTS;
   private closing = false;
   private reclaiming: NodeJS.Timeout | undefined;
 
@@ -76,6 +82,7 @@ export class SandboxNode {
     const folders = runtimeFolders(options.folders);
     mkdirSync(folders.runDir, { recursive: true, mode: 0o755 });
     const node = new SandboxNode(options, folders);
+    for (const record of listSandboxes(folders)) node.noteRequest(record);
     const found = await KeeperChannel.find(keeperSocket(folders.runDir));
     if (found !== undefined) await node.takeOver(found);
     await node.network.sweep();
@@ -94,7 +101,7 @@ export class SandboxNode {
       this.creating.get(requestId) ??
       [...this.running.values()].find((one) => one.facts.resident?.requestId === requestId);
     if (before !== undefined) return before;
-    const ended = listSandboxes(this.folders).find((record) => record.resident?.requestId === requestId);
+    const ended = this.endedWith(requestId);
     if (ended !== undefined)
       throw fail('RUNTIME_SANDBOX_GONE', { name: ended.name, reason: ended.end?.detail ?? 'it was created before' });
     const creating = this.createMapped(options).finally(() => this.creating.delete(requestId));
@@ -154,6 +161,23 @@ export class SandboxNode {
     return readRecord(sandboxFolders(this.folders, checkSandboxName(name)).record);
   }
 
+  private noteRequest({ name, resident }: SandboxRecord): void {
+    if (resident?.requestId !== undefined) this.endedRequests.set(resident.requestId, name);
+    if (this.endedRequests.size <= this.mostRequests) return;
+    for (const [requestId, ended] of this.endedRequests) {
+      if (!existsSync(sandboxFolders(this.folders, ended).record)) this.endedRequests.delete(requestId);
+    }
+    this.mostRequests = Math.max(MOST_REQUESTS, this.endedRequests.size * 2);
+  }
+
+  private endedWith(requestId: string): SandboxRecord | undefined {
+    const name = this.endedRequests.get(requestId);
+    const record = name === undefined ? undefined : this.record(name);
+    if (record?.resident?.requestId === requestId) return record;
+    this.endedRequests.delete(requestId);
+    return undefined;
+  }
+
   /** Once for all that ask at the same time: a second connection would take the place of the first. */
   private openKeeper(): Promise<KeeperChannel> {
     if (this.keeper !== undefined) return Promise.resolve(this.keeper);
@@ -187,7 +211,7 @@ export class SandboxNode {
     const places = sandboxFolders(folders, name);
     const keeper = await this.openKeeper();
     makeLockFolder(places);
-    let record = residentRecord(name, options, folders.stateDir);
+    let record = await residentRecord(name, options, folders.stateDir);
     if (this.running.has(name)) throw fail('RUNTIME_SANDBOX_EXISTS', { name });
     const keptId = await keeper.hold(record.id, places.lock);
     if (keptId === undefined) throw fail('RUNTIME_SANDBOX_RUNNING', { name, remedy: 'choose another --name' });
@@ -208,8 +232,7 @@ export class SandboxNode {
       failPoint('create-launched');
       sandbox = this.adopt(noted, keeper, keptId);
       await sandbox.ready;
-      // Whoever wants to keep it has it on disk soon; nobody has to wait for that.
-      settleRecord(places.record);
+      this.settleLater(places.record, sandbox);
       return sandbox;
     } catch (error) {
       if (sandbox !== undefined) await sandbox.ended;
@@ -217,6 +240,13 @@ export class SandboxNode {
       else keeper.forget(keptId);
       throw error;
     }
+  }
+
+  /** Whoever wants to keep it has it on disk soon; nobody has to wait for that, and of one that is gone by then it is not done. */
+  private settleLater(path: string, sandbox: ResidentSandbox): void {
+    setTimeout(() => {
+      if (sandbox.end === undefined) settleRecord(path);
+    }, SETTLE_MS).unref();
   }
 
   private adopt(record: SandboxRecord, keeper: KeeperChannel, keptId: number): ResidentSandbox {
@@ -231,6 +261,7 @@ export class SandboxNode {
       spoolLimits: this.options.spoolLimits,
       onEnd: (ended) => {
         this.running.delete(ended.name);
+        this.noteRequest(ended.facts);
         if (ended.leftSomething) this.reclaimLater();
       },
       onNote: this.options.onNote,

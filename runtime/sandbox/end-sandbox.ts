@@ -24,7 +24,7 @@ export async function dismantle(
   backend: Backend,
 ): Promise<void> {
   await backend.remove(record.id);
-  if (isMountPoint(places.root)) removeMountPoints(places.root, record.mountPoints);
+  if (record.mountPoints.length > 0 && isMountPoint(places.root)) removeMountPoints(places.root, record.mountPoints);
   await unmountRoot(places.root, folders);
   await detachDisk(record.disk, places);
   if (record.idBase !== undefined) releaseRange(folders.stateDir, record.name, record.idBase);
@@ -80,9 +80,9 @@ function writeOut(folder: string): void {
 }
 
 /** Nothing is deleted through a mount: that would delete in what is mounted. */
-async function makeRemovable(places: SandboxFolders): Promise<void> {
+async function makeRemovable(places: SandboxFolders, disk: SandboxRecord['disk']): Promise<void> {
   if (isMountPoint(places.root)) throw new Error(`${places.root} is still mounted`);
-  await forgetDisk(diskOf(places), places);
+  await forgetDisk(disk, places);
 }
 
 function diskOf(places: SandboxFolders): SandboxRecord['disk'] {
@@ -96,7 +96,7 @@ function diskOf(places: SandboxFolders): SandboxRecord['disk'] {
 
 /** The record goes last: until then the next command finds it and tries again. */
 export async function removeFolder(places: SandboxFolders): Promise<void> {
-  await makeRemovable(places);
+  await makeRemovable(places, diskOf(places));
   for (const path of [places.upper, places.work, places.root, places.bundle, places.commands]) await removeTree(path);
   await removeTree(places.folder);
 }
@@ -105,8 +105,12 @@ export async function removeFolder(places: SandboxFolders): Promise<void> {
  * Takes the name away at once, which needs no space on a full disk, and then all that it had. Were we killed half way, the
  * next command goes on with what lies at `aside`.
  */
-export async function removeAside(places: SandboxFolders, aside: string): Promise<void> {
-  await makeRemovable(places);
+export async function removeAside(
+  places: SandboxFolders,
+  aside: string,
+  { disk }: Pick<SandboxRecord, 'disk'>,
+): Promise<void> {
+  await makeRemovable(places, disk);
   renameSync(places.folder, aside);
   failPoint('sandbox-aside');
   await removeTree(aside);

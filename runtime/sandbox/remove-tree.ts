@@ -28,22 +28,23 @@ export async function removeTree(path: string): Promise<void> {
 /** False: something is left. */
 function removeFew(path: string): boolean {
   let left = AT_ONCE;
-  const remove = (one: string): boolean => {
+  const remove = (one: string, isFolder: boolean): boolean => {
     if (--left < 0) return false;
-    const stat = lstatSync(one, { throwIfNoEntry: false });
-    if (stat === undefined) return true;
-    if (!stat.isDirectory()) {
-      if (stat.size > SMALL_BYTES) return false;
+    if (!isFolder) {
+      if (lstatSync(one).size > SMALL_BYTES) return false;
       unlinkSync(one);
       return true;
     }
     // A name that is no UTF-8 would be another one as text: then it is not found, and the folder not empty.
-    for (const name of readdirSync(one)) if (!remove(join(one, name))) return false;
+    for (const entry of readdirSync(one, { withFileTypes: true })) {
+      if (!remove(join(one, entry.name), entry.isDirectory())) return false;
+    }
     rmdirSync(one);
     return true;
   };
   try {
-    return remove(path);
+    const stat = lstatSync(path, { throwIfNoEntry: false });
+    return stat === undefined || remove(path, stat.isDirectory());
   } catch {
     return false;
   }

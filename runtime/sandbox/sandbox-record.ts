@@ -54,9 +54,14 @@ export interface SandboxRecord {
   readonly end?: SandboxEnd;
 }
 
+/** As JSON; small: it is in the record. */
+export type SandboxTag = Readonly<Record<string, unknown>>;
+
 export interface ResidentFacts {
   /** Of the creation: asked again with it, the same sandbox is the answer. */
   readonly requestId?: string;
+  /** What whoever made it wants to know again, such as whose it is. */
+  readonly tag?: SandboxTag;
   readonly defaults: { readonly env: readonly string[]; readonly user: string; readonly cwd: string };
   /** ISO 8601. */
   readonly expiresAt?: string;

@@ -174,7 +174,7 @@ export async function withKeptSandbox<T>(
 /** Removes a kept sandbox with all that it changed. @throws as `withKeptSandbox` */
 export async function removeSandbox(name: string, given: Partial<RuntimeFolders> = {}): Promise<void> {
   const folders = runtimeFolders(given);
-  const work = (_record: SandboxRecord, places: SandboxFolders) => removeAside(places, asideOf(name, folders));
+  const work = (record: SandboxRecord, places: SandboxFolders) => removeAside(places, asideOf(name, folders), record);
   await locked(name, folders, 'remove', work, true);
 }
 

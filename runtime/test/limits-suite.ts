@@ -84,13 +84,13 @@ export function residentLimits(place: string, runtime?: string): void {
       expect(out).toMatch(/No space left|quota exceeded/);
       // What was asked for can be written, and hardly more.
       const MiB = Number(out.trim().split('\n').at(-1));
-      expect([MiB >= 31, MiB <= 36]).toEqual([true, true]);
+      expect([MiB >= 31, MiB <= 36], out).toEqual([true, true]);
       await neighbourAnswers();
       const { disk } = await box.usage();
       expect(disk!.usedBytes / disk!.limitBytes!).toBeGreaterThan(0.9);
       // What is removed can be written again; and so many files, and hardly more.
       const files = await say(box, 'rm /big; i=0; while echo > /f$i; do i=$((i+1)); done 2>/dev/null; echo $i');
-      expect([Number(files) >= 199, Number(files) <= 232]).toEqual([true, true]);
+      expect([Number(files) >= 199, Number(files) <= 232], files).toEqual([true, true]);
       await neighbourAnswers();
       expect(await say(box, 'rm /f*; echo ok > /ok; cat /ok')).toBe('ok\n');
     });

@@ -1,5 +1,5 @@
 /** Limits where control groups are v2 alone, and on file systems that keep project quotas. */
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawnSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -9,6 +9,7 @@ import { limitSupport } from '../backend/sandbox-cgroups.ts';
 import { diskWay } from '../disk/sandbox-disk.ts';
 import { runLimits } from './limits-run-suite.ts';
 import { residentLimits } from './limits-suite.ts';
+import { until } from './resident-fixture.ts';
 
 it('control groups are v2, with all controllers', () => {
   expect(atLeast(6, 12)).toBe(true);
@@ -31,9 +32,10 @@ describe('on ext4 with project quotas', () => {
     execFileSync('mount', ['-o', 'loop,prjquota', image, mounted]);
     process.env.TMPDIR = mounted;
   });
-  afterAll(() => {
+  afterAll(async () => {
     process.env.TMPDIR = saved;
-    execFileSync('umount', [mounted]);
+    // The keeper of the last sandboxes ends a moment after them.
+    await until('nothing uses it any more', () => spawnSync('umount', [mounted]).status === 0);
     rmSync(folder, { recursive: true, force: true });
   });
 

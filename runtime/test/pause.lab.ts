@@ -59,7 +59,7 @@ describe('a paused sandbox', () => {
     const box = await all.create({ ttlMs: 60_000 });
     await box.exec({ args: ['sleep', '1000'] });
     await box.pause();
-    all.node.close();
+    await all.node.close();
     for (let tries = 0; processesOf(box).length > 0 && tries < 3000; tries++)
       await new Promise((go) => setTimeout(go, 100));
     await all.restart();

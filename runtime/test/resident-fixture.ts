@@ -2,7 +2,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Image } from '#imagesvc';
 import { findAgent } from '../backend/agent-binary.ts';
-import { cgroupsOf, membersOf } from '../backend/cgroup-cleanup.ts';
+import { allMembersOf, cgroupsOf } from '../backend/cgroup-cleanup.ts';
 import type { CreateOptions } from '../node/create-sandbox.ts';
 import type { ResidentSandbox } from '../node/resident-sandbox.ts';
 import { SandboxNode } from '../node/sandbox-node.ts';
@@ -37,13 +37,13 @@ export class ResidentSite {
 
   /** As a service that is killed and started again. */
   async restart(): Promise<void> {
-    this.node.close();
+    await this.node.close();
     this.node = await openNode(this.site);
   }
 
   async remove(): Promise<void> {
     await Promise.all(this.node.list().map((sandbox) => sandbox.stop({ timeMs: 0 })));
-    this.node.close();
+    await this.node.close();
     await this.site.remove();
   }
 }
@@ -73,9 +73,9 @@ export async function say(sandbox: ResidentSandbox, script: string, spec: Partia
   return (await told(command)).stdout;
 }
 
-/** Processes of this machine that are in the sandbox, its agent with them. */
+/** Processes of this machine that are in the sandbox, its agent with them: on v2 none is in its own group, all are in groups below. */
 export function processesOf(sandbox: ResidentSandbox): number[] {
-  return [...new Set(cgroupsOf(sandbox.facts.id).flatMap((group) => membersOf(group)))];
+  return [...new Set(cgroupsOf(sandbox.facts.id).flatMap((group) => allMembersOf(group)))];
 }
 
 export async function until(what: string, holds: () => boolean | Promise<boolean>): Promise<void> {

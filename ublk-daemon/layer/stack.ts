@@ -8,6 +8,7 @@ import { DsecError } from '#base';
 import type { ByteSource } from '../byte-source.ts';
 import { fail } from '../errors.ts';
 import { NULL_UUID, SECTOR } from '../lsmt/header.ts';
+import { IndexMemory } from '../lsmt/index-memory.ts';
 import { clipIndex, MAX_LAYERS, mergeIndexes } from '../lsmt/merge-index.ts';
 import type { SealedLayer } from '../lsmt/sealed-layer.ts';
 import type { SegmentIndex } from '../lsmt/segment-index.ts';
@@ -67,8 +68,9 @@ export async function openLayers(
   openStoreLayer?: OpenStoreLayer,
 ): Promise<SealedLayer[]> {
   if (places.length > MAX_LAYERS) throw fail('DISK_TOO_MANY_LAYERS', { count: places.length, most: MAX_LAYERS });
+  const memory = new IndexMemory();
   // At once: layers of a remote store cost a few answers each.
-  const opened = await Promise.allSettled(places.map((place, at) => openPlace(place, at, openStoreLayer)));
+  const opened = await Promise.allSettled(places.map((place, at) => openPlace(place, at, memory, openStoreLayer)));
   const layers = opened.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []));
   const failed = opened.find((result) => result.status === 'rejected');
   if (failed === undefined) return layers;
@@ -76,15 +78,20 @@ export async function openLayers(
   throw failed.reason;
 }
 
-async function openPlace(place: LayerPlace, at: number, openStoreLayer?: OpenStoreLayer): Promise<SealedLayer> {
-  if (typeof place === 'string') return openLowerFile(place, at);
+async function openPlace(
+  place: LayerPlace,
+  at: number,
+  memory: IndexMemory,
+  openStoreLayer?: OpenStoreLayer,
+): Promise<SealedLayer> {
+  if (typeof place === 'string') return openLowerFile(place, at, memory);
   if (openStoreLayer === undefined) throw fail('DISK_LAYER_REMOTE', { layer: at + 1, digest: place.digest });
-  return openLayer(await openStoreLayer(place), at);
+  return openLayer(await openStoreLayer(place), at, memory);
 }
 
-async function openLowerFile(path: string, at: number): Promise<SealedLayer> {
+async function openLowerFile(path: string, at: number, memory: IndexMemory): Promise<SealedLayer> {
   try {
-    return await openLayerFile(path, at);
+    return await openLayerFile(path, at, memory);
   } catch (error) {
     if (error instanceof DsecError || (error as { code?: unknown }).code !== 'ENOENT') throw error;
     throw fail('DISK_LAYER_MISSING', { layer: at + 1, path }, error);

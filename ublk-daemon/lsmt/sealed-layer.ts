@@ -9,6 +9,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { type ByteSource, readBytes } from '../byte-source.ts';
 import { fail } from '../errors.ts';
 import { hasLsmtMagic, LSMT_BLOCK, LSMT_FLAG, type LsmtHeader, parseHeader, SECTOR } from './header.ts';
+import { IndexMemory } from './index-memory.ts';
 import {
   MAX_SEGMENT_SECTORS,
   PADDING_OFFSET,
@@ -40,8 +41,15 @@ export async function isLsmt(source: ByteSource): Promise<boolean> {
   return source.sizeBytes >= LSMT_BLOCK && hasLsmtMagic(await readBytes(source, 0, 24));
 }
 
-/** @param layerNumber what the index says of each segment */
-export async function readSealedLayer(source: ByteSource, layerNumber = 0): Promise<SealedLayer> {
+/**
+ * @param layerNumber what the index says of each segment
+ * @param memory for all indexes of the disk
+ */
+export async function readSealedLayer(
+  source: ByteSource,
+  layerNumber = 0,
+  memory = new IndexMemory(),
+): Promise<SealedLayer> {
   const { name, sizeBytes } = source;
   if (sizeBytes < 2 * LSMT_BLOCK) {
     throw fail('LSMT_TRUNCATED', { file: name, sizeBytes, problem: 'a sealed layer has a header and a trailer' });
@@ -79,6 +87,7 @@ export async function readSealedLayer(source: ByteSource, layerNumber = 0): Prom
       problem: `${indexEntries} entries at byte ${indexOffset} do not fit before the trailer at ${trailerOffset}`,
     });
   }
+  memory.take(indexEntries, name);
   const reader = new EntryReader(name, trailer.virtualSize, indexOffset, indexEntries, layerNumber);
   for (let done = 0; done < indexEntries; done += ENTRIES_AT_ONCE) {
     const count = Math.min(ENTRIES_AT_ONCE, indexEntries - done);
@@ -106,7 +115,7 @@ class EntryReader {
     this.dataEnd = indexOffset / SECTOR;
     this.layerNumber = layerNumber;
     // Room for more comes with what is found good.
-    this.index = new IndexBuilder(Math.min(entries, ENTRIES_AT_ONCE));
+    this.index = new IndexBuilder(Math.min(entries, ENTRIES_AT_ONCE), entries);
   }
 
   take(bytes: Buffer, count: number): void {

@@ -198,10 +198,15 @@ export class SegmentIndex {
 export class IndexBuilder {
   count = 0;
   private words: Uint32Array;
+  private readonly most: number;
 
-  /** @param capacity segments that are expected; more may come */
-  constructor(capacity = 64) {
+  /**
+   * @param capacity segments that are expected; more may come
+   * @param most will not be passed: room for more is not made on the way there
+   */
+  constructor(capacity = 64, most = Number.POSITIVE_INFINITY) {
     this.words = new Uint32Array(Math.max(1, capacity) * WORDS);
+    this.most = most * WORDS;
   }
 
   /** A run of any length: it becomes as many segments as it takes. */
@@ -231,7 +236,8 @@ export class IndexBuilder {
   private addOne(start: number, sectors: number, moffset: number, zeroed: boolean, layer: number): void {
     const at = this.count++ * WORDS;
     if (at === this.words.length) {
-      const larger = new Uint32Array(this.words.length * 2);
+      const length = this.words.length * 2;
+      const larger = new Uint32Array(at < this.most ? Math.min(length, this.most) : length);
       larger.set(this.words);
       this.words = larger;
     }

@@ -4,9 +4,7 @@ import { randomUUID } from 'node:crypto';
 import {
   appendFileSync,
   cpSync,
-  mkdirSync,
   mkdtempSync,
-  readdirSync,
   readFileSync,
   rmSync,
   statSync,
@@ -16,124 +14,26 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { mount, umount } from '#linux';
+import type { ByteSource } from '../byte-source.ts';
 import { parseDiskConfig } from '../config/config-v1.ts';
 import { createDisk, openDisk } from '../disk-folder.ts';
 import { openStack } from '../layer/stack.ts';
 import { Pieces } from '../lsmt/pieces.ts';
-import { encodeSegment, MAX_SEGMENT_SECTORS, SEGMENT_BYTES, segmentOffset } from '../lsmt/segment.ts';
+import { encodeSegment, SEGMENT_BYTES } from '../lsmt/segment.ts';
+import { IndexBuilder } from '../lsmt/segment-index.ts';
 import { StackedDisk } from '../stacked-disk.ts';
-import { errnoOf } from '../target/target-error.ts';
 import { EntryLog } from '../writable/entry-log.ts';
 import { FlushQueue } from '../writable/flush-queue.ts';
 import { LogUpper } from '../writable/log-upper.ts';
-import { PendingFile } from '../writable/pending-file.ts';
 import { DiskModel, SECTOR } from './disk-model.ts';
 
 const MiB = 1024 * 1024;
-const SECTORS = (8 * MiB) / SECTOR;
 
 let root: string;
 beforeAll(() => {
   root = mkdtempSync(join(tmpdir(), 'dsec-disk-failure-'));
 });
 afterAll(() => rmSync(root, { recursive: true, force: true }));
-
-describe.skipIf(process.getuid?.() !== 0)('a full disk', () => {
-  test.each(['log', 'sparse'] as const)(
-    '%s: writes fail with ENOSPC, reads go on, space that comes back is used',
-    async (mode) => {
-      const small = join(root, `small-${mode}`);
-      mkdirSync(small);
-      mount('none', small, 'tmpfs', 0, 'size=4m');
-      try {
-        const folder = join(small, 'disk');
-        await createDisk(folder, { sizeBytes: 8 * MiB, mode });
-        const { disk } = await openDisk(folder);
-        const model = new DiskModel(SECTORS);
-        await disk.write(0, model.write(0, 1024, 1));
-        await disk.flush();
-        writeFileSync(join(small, 'ballast'), Buffer.alloc(2 * MiB));
-        let failed = 0;
-        for (let start = 1024; start < SECTORS; start += 256) {
-          const bytes = new DiskModel(SECTORS).write(start, 256, 2);
-          try {
-            await disk.write(start * SECTOR, bytes);
-            model.write(start, 256, 2);
-          } catch (error) {
-            expect(error).toMatchObject({ code: 'ENOSPC' });
-            expect(errnoOf(error)).toBe(28);
-            failed++;
-            // What a failed write covers may be either; here nothing was.
-            break;
-          }
-        }
-        expect(failed).toBe(1);
-        expect(await model.difference(disk, 0, 1024)).toBeUndefined();
-        await disk.flush().catch((error) => expect(error.code).toBe('ENOSPC'));
-        rmSync(join(small, 'ballast'));
-        await disk.write(7000 * SECTOR, model.write(7000, 256, 3));
-        await disk.flush();
-        expect(await model.difference(disk, 7000, 256)).toBeUndefined();
-        await disk.close();
-        const again = await openDisk(folder);
-        expect(await model.difference(again.disk, 0, 1024)).toBeUndefined();
-        expect(await model.difference(again.disk, 7000, 256)).toBeUndefined();
-        await again.disk.close();
-      } finally {
-        umount(small);
-      }
-    },
-  );
-
-  test('a snapshot and a compaction that find no space leave all as it was', async () => {
-    const small = join(root, 'small-snapshot');
-    mkdirSync(small);
-    mount('none', small, 'tmpfs', 0, 'size=4m');
-    try {
-      const folder = join(small, 'disk');
-      await createDisk(folder, { sizeBytes: 8 * MiB });
-      const opened = await openDisk(folder);
-      const model = new DiskModel(SECTORS);
-      for (let at = 0; at < 1000; at++) await opened.disk.write(at * 2 * SECTOR, model.write(at * 2, 1, at + 1));
-      await opened.disk.flush();
-      const files = readdirSync(folder).sort();
-      // All that is left.
-      spawnSync('sh', ['-c', `cat /dev/zero > ${small}/ballast`]);
-      await expect(opened.snapshot()).rejects.toMatchObject({ code: 'ENOSPC' });
-      await expect(opened.disk.compact()).rejects.toMatchObject({ code: 'ENOSPC' });
-      expect(readdirSync(folder).sort()).toEqual(files);
-      rmSync(join(small, 'ballast'));
-      await opened.disk.write(SECTOR, model.write(1, 1, 5000));
-      await opened.snapshot();
-      await opened.disk.compact();
-      expect(await model.difference(opened.disk)).toBeUndefined();
-      await opened.disk.close();
-    } finally {
-      umount(small);
-    }
-  });
-});
-
-test.skipIf(process.getuid?.() !== 0)('an answer that was half written down is not found by the next process', () => {
-  const small = join(root, 'small-pending');
-  mkdirSync(small);
-  // One page: a header as long as 8 entries, and 248 entries.
-  mount('none', small, 'tmpfs', 0, 'size=4k');
-  try {
-    const path = join(small, 'index.pending');
-    const file = new PendingFile(path, 'X');
-    for (let at = 0; at < 246; at++) file.add(at, at + 1, 8, true);
-    expect(() => file.add(0, 4 * MAX_SEGMENT_SECTORS, 8, true)).toThrowError(/ENOSPC/);
-    file.add(1000, 1001, 8, true);
-    const { found } = new PendingFile(path, 'X');
-    expect(found.length).toBe(247 * SEGMENT_BYTES);
-    expect(segmentOffset(found, 246 * SEGMENT_BYTES)).toBe(1000);
-    file.close();
-  } finally {
-    umount(small);
-  }
-});
 
 describe('a second writer', () => {
   test.each(['log', 'sparse'] as const)('%s: is refused, also from another process', async (mode) => {
@@ -302,6 +202,44 @@ test('a read that began before a compaction gets what it saw, never a hole', asy
   expect((await slow).equals(old)).toBe(true);
   expect((await compacted).reclaimedBytes).toBe(8192);
   expect((await disk.read(0, 8192)).equals(Buffer.alloc(8192, 2))).toBe(true);
+  await disk.close();
+});
+
+test('a compaction waits for no read of what lies below, and no flush for what a compaction waits for', async () => {
+  const files = { data: join(root, 'remote.data'), index: join(root, 'remote.index') };
+  const upper = await LogUpper.create(files, { virtualSize: MiB, uuid: '00000001-0000-4000-8000-000000000002' });
+  // A store that is away.
+  let answer = () => {};
+  const away = new Promise<void>((resolve) => {
+    answer = resolve;
+  });
+  const source: ByteSource = {
+    name: 'far',
+    sizeBytes: MiB,
+    read: (into) => away.then(() => void into.fill(7)),
+    readNow: () => false,
+    close: async () => {},
+  };
+  const below = new IndexBuilder();
+  below.add(0, 64, 8, false, 0);
+  const uuid = upper.parentUuid;
+  const lowers = { layers: [], sources: [source], index: below.build(), virtualSize: MiB, uuid, close: async () => {} };
+  const disk = new StackedDisk(lowers, upper);
+  await disk.write(64 * SECTOR, Buffer.alloc(8192, 1));
+  // One piece of it is at hand, the other far away.
+  const reading = disk.read(60 * SECTOR, 8192);
+  await disk.write(64 * SECTOR, Buffer.alloc(8192, 2));
+  expect((await disk.compact()).reclaimedBytes).toBe(8192);
+  const frozen = disk.frozen();
+  await disk.write(64 * SECTOR, Buffer.alloc(8192, 3));
+  const compacted = disk.compact();
+  await disk.write(90 * SECTOR, Buffer.alloc(512, 4), { fua: true });
+  await disk.flush();
+  expect((await frozen.read(64 * SECTOR, 8192)).equals(Buffer.alloc(8192, 2))).toBe(true);
+  await frozen.close();
+  expect((await compacted).reclaimedBytes).toBe(8192);
+  answer();
+  expect((await reading).equals(Buffer.concat([Buffer.alloc(4 * SECTOR, 7), Buffer.alloc(12 * SECTOR, 1)]))).toBe(true);
   await disk.close();
 });
 

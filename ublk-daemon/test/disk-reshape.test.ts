@@ -1,9 +1,10 @@
 /** Other sizes, fewer layers: what a disk holds stays what it was, whenever the process is killed. */
 import { spawnSync } from 'node:child_process';
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { withLock } from '#linux';
 import { MemorySource } from '../byte-source.ts';
 import {
   createNamedDisk,
@@ -73,6 +74,63 @@ describe.each(['log', 'sparse'] as const)('resize, %s', (mode) => {
     expect(await mergeDisk('work', { root, dropSnapshots: true })).toMatchObject({ layersAfter: 1 });
     expect((await contentOf('work')).equals(expected)).toBe(true);
   });
+});
+
+test.each([
+  ['disk-sealed', SIZE],
+  ['disk-config-written', SIZE],
+  ['disk-config-replaced', SIZE / 2],
+])('killed at %s, a shrinking has happened or it has not', async (where, sizeBytes) => {
+  await createNamedDisk('work', { sizeBytes: SIZE }, root);
+  const { disk } = await open('work');
+  await disk.write(0, block(1));
+  await disk.write(SIZE - 4 * KIB, block(2));
+  const before = await disk.read(0, SIZE);
+  await disk.close();
+  const script = `import { openDisk } from '${join(import.meta.dirname, '../disk-folder.ts')}'; await (await openDisk(${JSON.stringify(join(root, 'work'))})).resize(${SIZE / 2}, { shrink: true });`;
+  const child = spawnSync(process.execPath, ['--import', 'tsx', '--input-type=module', '-e', script], {
+    env: { ...process.env, DSEC_FAILPOINT: where },
+  });
+  expect(child.signal).toBe('SIGKILL');
+  expect((await contentOf('work')).equals(before.subarray(0, sizeBytes))).toBe(true);
+  const again = await open('work');
+  await again.resize(2 * SIZE);
+  const expected = Buffer.alloc(2 * SIZE);
+  before.copy(expected, 0, 0, sizeBytes);
+  expect((await again.disk.read(0, 2 * SIZE)).equals(expected)).toBe(true);
+  await again.disk.close();
+});
+
+test.each(['removed', 'merged', 'replaced'])('a disk whose layers are %s while it is made is not made', async (how) => {
+  await createNamedDisk('base', { sizeBytes: SIZE }, root);
+  const base = await open('base');
+  await base.disk.write(0, block(1));
+  await base.snapshot();
+  await base.disk.close();
+  const folder = join(root, 'base');
+  const path = join(folder, 'config.v1.json');
+  let making: Promise<unknown> | undefined;
+  await withLock(join(root, '.lock'), async () => {
+    making = createNamedDisk('fork', { origin: { kind: 'config', path } }, root).catch((error) => error);
+    const isMade = () =>
+      readdirSync(root).some((name) => name.startsWith('.new-') && existsSync(join(root, name, 'disk/config.v1.json')));
+    await vi.waitUntil(isMade, { timeout: 30_000 });
+    // As whoever has the lock does it.
+    if (how === 'removed') rmSync(folder, { recursive: true });
+    if (how === 'merged') {
+      const config = JSON.parse(readFileSync(path, 'utf8'));
+      config.lowers[0].file = config.lowers[0].file.replace('layer-1', 'layer-9');
+      writeFileSync(path, JSON.stringify(config));
+    }
+    if (how === 'replaced') {
+      const layer = join(folder, 'layer-1.data');
+      const bytes = readFileSync(layer);
+      rmSync(layer);
+      writeFileSync(layer, bytes);
+    }
+  });
+  expect(await making).toMatchObject({ code: 'DISK_LAYER_MISSING' });
+  expect(readdirSync(root).sort()).toEqual(['.lock', ...(how === 'removed' ? [] : ['base'])]);
 });
 
 test('merging keeps every snapshot, and refuses what another disk lies on', async () => {

@@ -18,6 +18,7 @@ import { type ByteSource, FileSource } from '../byte-source.ts';
 import { fail } from '../errors.ts';
 import { writeAll } from '../layer/byte-sink.ts';
 import { encodeHeader, LSMT_BLOCK, LSMT_FLAG, type LsmtHeader, NULL_UUID, SECTOR } from '../lsmt/header.ts';
+import { IndexMemory } from '../lsmt/index-memory.ts';
 import { LiveIndex } from '../lsmt/live-index.ts';
 import type { Pieces } from '../lsmt/pieces.ts';
 import { SEGMENT_BYTES } from '../lsmt/segment.ts';
@@ -150,6 +151,7 @@ export class LogUpper implements Upper {
           problem: `an index of ${indexBytes} bytes, at most ${MAX_INDEX_BYTES} are read`,
         });
       }
+      new IndexMemory().take(Math.floor(indexBytes / SEGMENT_BYTES), files.index);
       const bytes = (await readFile(files.index)).subarray(LSMT_BLOCK);
       const index = new LiveIndex();
       const dataBytes = fstatSync(data.fd).size;
@@ -277,23 +279,32 @@ export class LogUpper implements Upper {
     return this.index.freeze(number, this.dataEnd / SECTOR);
   }
 
-  /** The index file anew, with the entries that count alone; then what nothing refers to is given back to the file system. */
+  /**
+   * The index file anew, with the entries that count alone; then what nothing refers to is given back to the file system. In between it
+   * waits for reads, one of which may be a whole export: flushes do not wait with it.
+   */
   async compact(): Promise<Compacted> {
     await this.flush();
-    return this.queue.alone(async () => {
+    const renewed = await this.queue.alone(async () => {
       this.checkWritable();
       // A snapshot came first: the layer stays as it is.
-      if (this.isSealed) return { indexEntriesBefore: 0, indexEntriesAfter: 0, reclaimedBytes: 0 };
-      const indexEntriesBefore = this.indexEntries;
+      if (this.isSealed) return undefined;
+      const before = this.indexEntries;
       const end = this.dataEnd;
       const taken = [...this.arriving];
       const { live, entries } = await this.renewIndex();
       failPoint('disk-compact-index');
-      // Reads that began before the entries were collected may still want what they saw then.
-      await Promise.allSettled([...this.reads]);
-      const reclaimedBytes = await punchGaps(this.data.fd, live, taken, end);
-      return { indexEntriesBefore, indexEntriesAfter: entries, reclaimedBytes };
+      return { before, entries, live, taken, end };
     });
+    if (renewed === undefined) return { indexEntriesBefore: 0, indexEntriesAfter: 0, reclaimedBytes: 0 };
+    const { before, entries, live, taken, end } = renewed;
+    // Reads that began before the entries were collected may still want what they saw then.
+    await Promise.allSettled([...this.reads]);
+    const reclaimedBytes = await this.queue.alone(async () =>
+      // What was written since lies beyond `end`, or where a write was arriving.
+      this.isSealed ? 0 : punchGaps(this.data.fd, live, taken, end),
+    );
+    return { indexEntriesBefore: before, indexEntriesAfter: entries, reclaimedBytes };
   }
 
   /** Without a flush: what the index file lacks, the sealed index has, and one fsync makes both data and index safe. */

@@ -1,5 +1,5 @@
 /** Gives back to the file system what lies in a data file between the bytes that its index refers to: the file's size stays. */
-import { punchHole } from '#linux';
+import { punchHole, seekData, seekHole } from '#linux';
 import { LSMT_BLOCK, SECTOR } from '../lsmt/header.ts';
 import type { SegmentIndex } from '../lsmt/segment-index.ts';
 
@@ -33,12 +33,23 @@ export async function punchGaps(
     const until = sortedStarts[at] ?? end;
     const from = Math.ceil(position / LSMT_BLOCK) * LSMT_BLOCK;
     const to = Math.floor(until / LSMT_BLOCK) * LSMT_BLOCK;
-    if (to > from) {
-      punchHole(fd, from, to - from);
-      reclaimed += to - from;
-    }
+    reclaimed += punchData(fd, from, to);
     position = sortedEnds[at] ?? end;
     if (at % PUNCHES_AT_ONCE === PUNCHES_AT_ONCE - 1) await new Promise((resolve) => setImmediate(resolve));
   }
   return reclaimed;
+}
+
+/** What an earlier compaction has given back counts no more. */
+function punchData(fd: number, from: number, to: number): number {
+  let punched = 0;
+  for (let at = from; at < to; ) {
+    const start = seekData(fd, at);
+    if (start === undefined || start >= to) break;
+    const stop = Math.min(to, seekHole(fd, start) ?? to);
+    punchHole(fd, start, stop - start);
+    punched += stop - start;
+    at = stop;
+  }
+  return punched;
 }

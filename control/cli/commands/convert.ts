@@ -130,7 +130,7 @@ export const definition: CommandDefinition = {
           if (remote !== undefined) return showBatch(await convertAllThere(remote, items, settings), options, context);
           const store = await openChosenStore(options, { sync: options.sync });
           const profile = await profileOf(store, options.profile);
-          const outcomes = await convertBatch(store, items, { ...settings, profile });
+          const outcomes = await convertBatch(store, items, { ...settings, profile, here: true });
           return showBatch(
             outcomes.map((outcome) => ('error' in outcome ? outcome : reportOn(outcome))),
             options,
@@ -145,7 +145,7 @@ export const definition: CommandDefinition = {
         const here = async () => {
           const store = await openChosenStore(options, { sync: options.sync });
           const profile = await profileOf(store, options.profile);
-          return reportOn(await convertToStore(store, source, name, { ...settings, profile }));
+          return reportOn(await convertToStore(store, source, name, { ...settings, profile, here: true }));
         };
         const conversion = remote === undefined ? await here() : await convertThere(remote, { source, name }, settings);
         for (const note of conversion.notes) output.note(`${conversion.name}: ${note}`);

@@ -4,11 +4,12 @@ import type { Command } from 'commander';
 import { humanSize } from '#base';
 import type { SandboxUsage } from '#runtime';
 import { fail } from '../../errors.ts';
-import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
+import type { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import type { Context } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
 import { type LimitOptions, limitChangesOf, limitNames, withLimitOptions } from '../limit-options.ts';
+import { sandboxClient } from '../sandbox-client-of.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
 
 export function addLimitCommands(command: Command, context: Context): void {
@@ -16,7 +17,8 @@ export function addLimitCommands(command: Command, context: Context): void {
   addStats(command, context);
 }
 
-function addUpdate(command: Command, { output }: Context): void {
+function addUpdate(command: Command, context: Context): void {
+  const { output } = context;
   const program = 'dsec sandbox update';
   const update = withExamples(
     command
@@ -35,7 +37,7 @@ function addUpdate(command: Command, { output }: Context): void {
     .action(async (names: string[], options: LimitOptions & JsonOption) => {
       const { json, ...given } = options;
       const changes = limitChangesOf(given, program);
-      const client = new SandboxClient();
+      const client = sandboxClient(context);
       for (const name of names) {
         const limits = await client.update(name, changes);
         if (json) await output.json({ name, limits });
@@ -78,7 +80,7 @@ function addStats(command: Command, context: Context): void {
       if (everyMs < 100) {
         throw fail('CLI_USAGE', { problem: '--watch: every 100 ms at most', program: 'dsec sandbox stats' });
       }
-      const client = new SandboxClient();
+      const client = sandboxClient(context);
       const look = () => looksAt(client, names, options.countDisk ?? false);
       let before = await look();
       for (let pauseMs = LOOK_MS; ; pauseMs = everyMs) {

@@ -2,11 +2,11 @@
 import type { Command } from 'commander';
 import type { DeniedAttempt, NetworkCounters, NetworkPolicy, NetworkView, WrittenRule } from '#runtime';
 import { fail } from '../../errors.ts';
-import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import { choice } from '../choice.ts';
 import type { Context } from '../context.ts';
 import { withExamples } from '../examples.ts';
 import { type PolicyOptions, policyOf, withPolicyOptions } from '../network-options.ts';
+import { sandboxClient } from '../sandbox-client-of.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
 
 type Output = Context['output'];
@@ -18,7 +18,8 @@ interface NetworkCommand extends JsonOption, PolicyOptions {
   readonly last?: string;
 }
 
-export function addNetworkCommand(command: Command, { output }: Context): void {
+export function addNetworkCommand(command: Command, context: Context): void {
+  const { output } = context;
   const network = withExamples(
     command
       .command('network')
@@ -48,7 +49,7 @@ export function addNetworkCommand(command: Command, { output }: Context): void {
       }
       if (last !== undefined && what !== 'denied')
         throw fail('CLI_USAGE', { problem: '--last is for denied', program: PROGRAM });
-      const client = new SandboxClient();
+      const client = sandboxClient(context);
       switch (what) {
         case 'show':
           return show(await client.network(name), output, json);

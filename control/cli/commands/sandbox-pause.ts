@@ -3,13 +3,14 @@ import type { Command } from 'commander';
 import { humanSize } from '#base';
 import type { PauseReport } from '#runtime';
 import { fail } from '../../errors.ts';
-import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import type { Context } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
+import { sandboxClient } from '../sandbox-client-of.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
 
-export function addPauseCommands(command: Command, { output }: Context): void {
+export function addPauseCommands(command: Command, context: Context): void {
+  const { output } = context;
   const pause = withExamples(
     command
       .command('pause')
@@ -28,7 +29,7 @@ export function addPauseCommands(command: Command, { output }: Context): void {
     .action(async (names: string[], options: JsonOption) => {
       const reports: ({ readonly name: string } & PauseReport)[] = [];
       for (const name of names) {
-        const report = { name, ...(await new SandboxClient().pause(name)) };
+        const report = { name, ...(await sandboxClient(context).pause(name)) };
         reports.push(report);
         if (!options.json) await output.line(`${name}: ${pauseText(report)}`);
       }
@@ -45,7 +46,7 @@ export function addPauseCommands(command: Command, { output }: Context): void {
     .argument('<names...>', 'as `dsec sandbox ls` shows them')
     .action(async (names: string[], options: JsonOption) => {
       for (const name of names) {
-        await new SandboxClient().resume(name);
+        await sandboxClient(context).resume(name);
         if (!options.json) await output.line(`${name}: running`);
       }
       if (options.json) await output.json({ resumed: names });
@@ -71,7 +72,7 @@ export function addPauseCommands(command: Command, { output }: Context): void {
     .option('--request-id <id>', 'asked for again with the same id, the same sandboxes are the answer')
     .action(async (name: string, options: ForkCommand) => {
       const { snapshot, ttl, requestId } = options;
-      const forked = await new SandboxClient().fork(name, {
+      const forked = await sandboxClient(context).fork(name, {
         count: countOf(options.count),
         snapshot,
         requestId,

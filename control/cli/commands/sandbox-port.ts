@@ -4,11 +4,10 @@ import { createServer, type Server } from 'node:net';
 import type { Command } from 'commander';
 import { isDsecError, messageOf } from '#base';
 import { fail } from '../../errors.ts';
-import { openPort } from '../../runtime-service/port-client.ts';
 import { join } from '../../runtime-service/port-streams.ts';
-import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import type { Context } from '../context.ts';
 import { withExamples } from '../examples.ts';
+import { openSandboxPort, sandboxClient } from '../sandbox-client-of.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
 
 interface PortCommand extends JsonOption {
@@ -22,7 +21,7 @@ interface Forward {
 }
 
 /** There will be no connection any more. */
-const ENDED = ['RUNTIME_SANDBOX_GONE', 'RUNTIME_SANDBOX_NOT_FOUND'] as const;
+const ENDED = ['RUNTIME_SANDBOX_GONE', 'RUNTIME_SANDBOX_NOT_FOUND', 'SANDBOX_GONE'] as const;
 
 export function addPort(command: Command, context: Context): void {
   const port = withExamples(
@@ -47,7 +46,7 @@ export function addPort(command: Command, context: Context): void {
     .action(async (name: string, ports: string[], { address, json }: PortCommand) => {
       const forwards = ports.map(forwardOf);
       // An unknown one is told now, not by the first connection.
-      await new SandboxClient().get(name);
+      await sandboxClient(context).get(name);
       const ended = new AbortController();
       const servers: Server[] = [];
       context.defer(() => {
@@ -57,7 +56,8 @@ export function addPort(command: Command, context: Context): void {
         context.output.note(`dsec: ${messageOf(error)}`);
         if (ENDED.some((code) => isDsecError(error, code))) ended.abort(error);
       };
-      for (const { local, inside } of forwards) servers.push(await listen(address, local, name, inside, failed));
+      for (const { local, inside } of forwards)
+        servers.push(await listen(context, address, local, name, inside, failed));
       const view = servers.map((server, at) => {
         const { port } = server.address() as { readonly port: number };
         return { address, port, inside: forwards[at]!.inside };
@@ -71,6 +71,7 @@ export function addPort(command: Command, context: Context): void {
 }
 
 async function listen(
+  context: Context,
   address: string,
   local: number,
   name: string,
@@ -79,7 +80,7 @@ async function listen(
 ): Promise<Server> {
   const server = createServer({ allowHalfOpen: true, pauseOnConnect: true }, (socket) => {
     socket.on('error', () => {});
-    openPort(name, inside).then(
+    openSandboxPort(context, name, inside).then(
       (connection) => {
         connection.on('error', () => {});
         join(socket, connection);

@@ -1,15 +1,16 @@
 /** `dsec sandbox watch`: what happens to files of a sandbox, as it happens. */
 import type { Command } from 'commander';
-import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import type { Context } from '../context.ts';
 import { withExamples } from '../examples.ts';
+import { sandboxClient } from '../sandbox-client-of.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
 
 interface WatchCommand extends JsonOption {
   readonly recursive?: boolean;
 }
 
-export function addWatch(command: Command, { output, signal }: Context): void {
+export function addWatch(command: Command, context: Context): void {
+  const { output, signal } = context;
   const watch = withExamples(
     command
       .command('watch')
@@ -30,7 +31,7 @@ export function addWatch(command: Command, { output, signal }: Context): void {
     .argument('<path>', 'a file or folder of the sandbox')
     .option('-r, --recursive', 'all folders below too, but for other file systems')
     .action(async (name: string, path: string, { recursive, json }: WatchCommand) => {
-      for await (const news of new SandboxClient().watch(name, { path, recursive }, signal)) {
+      for await (const news of sandboxClient(context).watch(name, { path, recursive }, signal)) {
         if (json) await output.line(JSON.stringify(news));
         else if (news.event === 'watching') output.note(`dsec: watching ${path}`);
         else await output.line(`${news.event}\t${news.path}${news.directory ? '/' : ''}`);

@@ -8,15 +8,17 @@ import {
   type StopResult,
   stopSandbox,
 } from '#runtime';
-import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
+import type { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import type { CommandDefinition } from '../command.ts';
+import type { Context } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
+import { sandboxClient, withApi } from '../sandbox-client-of.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
 import { addLimitCommands } from './sandbox-limits.ts';
 import { addNetworkCommand } from './sandbox-network.ts';
 import { addPort } from './sandbox-port.ts';
-import { addResidentCommands } from './sandbox-resident.ts';
+import { addResidentCommands, residentParts } from './sandbox-resident.ts';
 import { addWatch } from './sandbox-watch.ts';
 
 export const definition: CommandDefinition = {
@@ -31,6 +33,15 @@ export const definition: CommandDefinition = {
     { line: 'dsec sandbox rm work', what: 'a kept one and its changes' },
   ],
   json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`, `resident`, `end`; create: an object: `name`, `id`, `state`, `expiresAt` and more; port: an array: `address`, `port`, `inside`; watch: an object a line: `event`, `path`, `directory`, `cookie`; logs: an array: `id`, `args`, `startedMs`, `running`, `result`; exec: an object: `id`, `exitCode`, `signal`, `timedOut`, `outOfMemory`, `stdoutBytes`, `stderrBytes`, `durationMs`; update: an object for each: `name`, `limits`; stats: an array: `name`, `cpuPercent`, `cpuUsec`, `throttledUsec`, `memory`, `pids`, `io`, `disk`, `limits`, `atMs`; rm: an object: `removed`',
+  parts: Object.fromEntries(
+    Object.entries(residentParts).map(([name, add]) => [
+      name,
+      (command, context) => {
+        add(command, context);
+        withApi(command, context);
+      },
+    ]),
+  ),
   configure(command, context) {
     const { output } = context;
     addResidentCommands(command, context);
@@ -43,6 +54,8 @@ export const definition: CommandDefinition = {
       { line: 'dsec sandbox ls --json | jq -r \'.[] | select(.state == "kept") | .name\'', what: 'names of kept ones' },
     ]);
     withJson(ls).action(async (options: JsonOption) => {
+      const client = sandboxClient(context);
+      if (client.isRemote) return listRemote(client, options, context);
       const reclaimed = process.geteuid?.() === 0 ? await reclaimSandboxes() : undefined;
       for (const problem of [...(reclaimed?.problems ?? []), ...(await reclaimTraces())]) output.note(problem);
       const sandboxes = listSandboxes();
@@ -85,13 +98,14 @@ export const definition: CommandDefinition = {
       .action(async (names: string[], options: JsonOption & { readonly time: string }) => {
         const { time } = options;
         const timeMs = parseDuration('--time', /^\d+$/.test(time) ? `${time}s` : time);
+        const client = sandboxClient(context);
         for (const name of names) {
-          if (isResident(name)) {
-            const end = await new SandboxClient().stop(name, timeMs);
+          if (client.isRemote || isResident(name)) {
+            const end = await client.stop(name, timeMs);
             if (options.json) await output.json({ name, ...end });
             else
               await output.line(
-                `${name}: ${end.detail}; its changes stay: dsec pack-diff ${name}, or dsec sandbox rm ${name}`,
+                `${name}: ${end.detail}; ${client.isRemote ? 'dsec sandbox rm removes what it changed' : `its changes stay: dsec pack-diff ${name}, or dsec sandbox rm ${name}`}`,
               );
             continue;
           }
@@ -112,15 +126,36 @@ export const definition: CommandDefinition = {
       .argument('<names...>', 'as `dsec sandbox ls` shows them')
       .option('-f, --force', 'those that run too: ended with SIGKILL')
       .action(async (names: string[], options: JsonOption & { readonly force?: boolean }) => {
+        const client = sandboxClient(context);
         for (const name of names) {
-          if (options.force === true && isResident(name)) await new SandboxClient().remove(name, true);
+          if (client.isRemote || (options.force === true && isResident(name)))
+            await client.remove(name, options.force ?? false);
           else await (options.force === true ? forceRemoveSandbox(name) : removeSandbox(name));
           if (!options.json) await output.line(`${name}: removed`);
         }
         if (options.json) await output.json({ removed: names });
       });
+    withApi(command, context);
   },
 };
+
+async function listRemote(client: SandboxClient, { json }: JsonOption, { output }: Context): Promise<void> {
+  const { sandboxes, unreachable } = await client.listing();
+  if (unreachable.length > 0) output.note(`dsec: ${unreachable.join(', ')}: no answer; what is there is not listed`);
+  if (json) return output.json(sandboxes);
+  if (sandboxes.length === 0) return output.note('no sandboxes run');
+  const text = (value: unknown) => (typeof value === 'string' ? value : '');
+  await output.table(
+    [{ title: 'NAME' }, { title: 'STATE' }, { title: 'PROJECT' }, { title: 'USER' }, { title: 'SINCE' }],
+    sandboxes.map(({ name, state, project, user, createdAt }) => [
+      name,
+      text(state),
+      text(project),
+      text(user),
+      text(createdAt),
+    ]),
+  );
+}
 
 /** It runs, and the runtime service is the one to end it. */
 function isResident(name: string): boolean {

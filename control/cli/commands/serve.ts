@@ -13,7 +13,11 @@ import { parseDuration } from '../duration.ts';
 import { repeated } from '../repeated.ts';
 import { openChosenStore, type StoreOption, withStore } from '../store-option.ts';
 import { projectRoot, projectVersion } from '../version.ts';
+import { addServeAll } from './serve-all.ts';
+import { addServeApiserver } from './serve-apiserver.ts';
+import { addServeEdge } from './serve-edge.ts';
 import { serveUblkd } from './serve-ublkd.ts';
+import { addServeWatcher } from './serve-watcher.ts';
 
 const LEVELS = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'] as const;
 
@@ -43,7 +47,8 @@ export const definition: CommandDefinition = {
     'sandboxes run for --drain and ends those that still run.\n\n' +
     'Or, as `dsec serve ublkd`, serves the disks of `dsec disk attach` (docs/ublkd.md). What is attached stays so when it ends or dies: the next one opens ' +
     'the disks again, takes ublk devices over while their requests wait, and listens for NBD clients where they were. SIGTERM ends it; with ' +
-    '--detach nothing stays attached then.',
+    '--detach nothing stays attached then.\n\n' +
+    'The services of a cluster are commands of their own, below: `dsec serve edge --help` (docs/cluster.md).',
   examples: [
     { line: 'dsec serve imagesvc', what: 'on 127.0.0.1:7070, for this machine' },
     {
@@ -59,6 +64,12 @@ export const definition: CommandDefinition = {
   ],
   configure(command, context) {
     const { output, takeSignals, defer } = context;
+    // What stands behind the name of one of these is its own.
+    command.enablePositionalOptions();
+    addServeAll(command, context);
+    addServeApiserver(command, context);
+    addServeEdge(command, context);
+    addServeWatcher(command, context);
     withStore(command)
       .argument('<service>', 'imagesvc, runtime or ublkd')
       .option('--listen <address>', 'HOST:PORT or unix:/path', '127.0.0.1:7070')
@@ -91,7 +102,7 @@ export const definition: CommandDefinition = {
         }
         if (service !== 'imagesvc') {
           throw fail('CLI_USAGE', {
-            problem: `there is no service "${service}": it is imagesvc, runtime or ublkd`,
+            problem: `there is no service "${service}": it is imagesvc, runtime or ublkd, or one of a cluster: \`dsec serve --help\` lists them`,
             program: 'dsec serve',
           });
         }

@@ -132,7 +132,7 @@ fn become_command(preparation: &Preparation, status: Fd, entries: &[Fd], stdio: 
 fn prepare(preparation: &Preparation, status: i32, entries: &[Fd], stdio: &[i32]) -> Step {
     // Who launched it gone: so is the sandbox.
     let _ = sys::prctl1(sys::PR_SET_PDEATHSIG, sys::SIGKILL as u64);
-    cgroup::enter(entries).at(Stage::Cgroup, b"cgroup.procs")?;
+    cgroup::enter(entries).at(Stage::Cgroup, b"its control groups")?;
     sys::new_session().at(Stage::Stdio, b"session")?;
     for (number, fd) in stdio.iter().enumerate() {
         sys::dup_to(*fd, number as i32).at(Stage::Stdio, b"standard streams")?;

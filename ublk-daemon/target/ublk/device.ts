@@ -283,6 +283,8 @@ class Serving implements UblkDevice {
   }
 
   #take(queue: Queue, batch: RequestBatch, maxIoBytes: number): void {
+    // Its thread ended before this was heard: these are the next server's, and the buffers may be gone.
+    if (queue.detached) return;
     for (let i = 0; i < batch.length; i += 5) {
       const [tag, operation, flags, offset, length] = batch.slice(i, i + 5) as [number, number, number, number, number];
       queue.owed.add(tag);

@@ -1,0 +1,61 @@
+/**
+ * The files of the console, as they are served: all that lies in web/ and a few of xterm's, read once, each with its type and a strong ETag.
+ * A list made at the start instead of a folder that requests look into: no path of a request ever reaches the file system.
+ */
+import { createHash } from 'node:crypto';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { dirname, extname, join, relative, sep } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { fail } from '../errors.ts';
+
+export interface ConsoleFile {
+  readonly type: string;
+  readonly bytes: Buffer;
+  readonly etag: string;
+}
+
+const TYPES: Readonly<Record<string, string>> = {
+  '.css': 'text/css; charset=utf-8',
+  '.html': 'text/html; charset=utf-8',
+  '.js': 'text/javascript; charset=utf-8',
+  '.mjs': 'text/javascript; charset=utf-8',
+  '.svg': 'image/svg+xml',
+};
+
+/** Path below /console/ -> where it lies in the project. */
+const FROM_PACKAGES: Readonly<Record<string, string>> = {
+  'vendor/xterm.mjs': 'node_modules/@xterm/xterm/lib/xterm.mjs',
+  'vendor/xterm.css': 'node_modules/@xterm/xterm/css/xterm.css',
+};
+
+/** By the path below /console/; '' is the page. @throws CONSOLE_MISSING */
+export function consoleFiles(): ReadonlyMap<string, ConsoleFile> {
+  const root = rootFolder();
+  const folder = join(root, 'control/console/web');
+  const files = new Map<string, ConsoleFile>();
+  for (const entry of readdirSync(folder, { recursive: true, withFileTypes: true })) {
+    const path = join(entry.parentPath, entry.name);
+    const type = TYPES[extname(entry.name)];
+    if (entry.isFile() && type !== undefined) files.set(relative(folder, path).split(sep).join('/'), read(path, type));
+  }
+  for (const [name, path] of Object.entries(FROM_PACKAGES)) {
+    files.set(name, read(join(root, path), TYPES[extname(name)]!));
+  }
+  const page = files.get('index.html');
+  if (page === undefined) throw fail('CONSOLE_MISSING', { path: join(folder, 'index.html') });
+  return files.set('', page);
+}
+
+function read(path: string, type: string): ConsoleFile {
+  if (!existsSync(path)) throw fail('CONSOLE_MISSING', { path });
+  const bytes = readFileSync(path);
+  return { type, bytes, etag: `"${createHash('sha256').update(bytes).digest('base64url').slice(0, 27)}"` };
+}
+
+/** The checkout, whether this is a source file or a bundle in dist/. */
+function rootFolder(): string {
+  for (let folder = dirname(fileURLToPath(import.meta.url)); ; folder = dirname(folder)) {
+    if (existsSync(join(folder, 'control/console/web/index.html'))) return folder;
+    if (folder === dirname(folder)) throw fail('CONSOLE_MISSING', { path: 'control/console/web/index.html' });
+  }
+}

@@ -1,0 +1,324 @@
+/**
+ * The sandboxes of a node as its edge has them: the runtime's, with whose they are, what is promised to them, and whether one more may come. All
+ * of that is in their records; an edge that starts anew reads it there.
+ *
+ * Those that were made on the machine itself (`dsec sandbox create`) are not asked for their admission, but they count.
+ */
+import { availableParallelism } from 'node:os';
+import { isDsecError, messageOf, Slots } from '#base';
+import {
+  type CreateOptions,
+  listSandboxes,
+  type ResidentSandbox,
+  type SandboxEnd,
+  type SandboxNode,
+  type SandboxRecord,
+} from '#runtime';
+import { fail } from '../errors.ts';
+import type { NodeReport } from '../placement/node-report.ts';
+import type { Sandboxes } from '../runtime-service/route.ts';
+import type { EdgeHost, Roster, RosterEntry } from './edge-host.ts';
+import type { Held, Ledger } from './ledger.ts';
+import type { Pressure, PressureGauge } from './pressure.ts';
+import { failAsRuntime } from './runtime-failure.ts';
+import {
+  admissionIn,
+  type Promised,
+  promisedIn,
+  promisedOf,
+  promisedTag,
+  reservationIn,
+  type SandboxOwner,
+} from './sandbox-owner.ts';
+
+export interface EdgeNodeOptions {
+  readonly node: SandboxNode;
+  readonly ledger: Ledger;
+  readonly gauge: Pick<PressureGauge, 'measure'>;
+  /** An ended one is removed after so long. */
+  readonly keepEndedMs: number;
+  readonly noteDraining: (on: boolean) => void;
+  readonly onNote: (text: string) => void;
+  /** Called from time to time: what is kept of sandboxes that went before `beforeMs` can go. */
+  readonly onSweep?: (beforeMs: number) => void;
+}
+
+interface Entry {
+  readonly held: Held;
+  readonly requestId: string | undefined;
+  /** Once it is there. */
+  sandbox?: ResidentSandbox;
+}
+
+interface Ended {
+  readonly entry: RosterEntry;
+  readonly requestId: string | undefined;
+}
+
+/** A measurement is good for so long: a burst of creations is one measurement. */
+const PRESSURE_MS = 250;
+const MOST_LAYERS = 4096;
+
+export class EdgeNode implements Sandboxes, EdgeHost {
+  readonly edge: string;
+  private readonly options: EdgeNodeOptions;
+  private readonly entries = new Map<string, Entry>();
+  /** By the number of their admission. */
+  private readonly creating = new Map<number, Entry>();
+  /** By request id; those of sandboxes that run or are being created. */
+  private readonly byRequest = new Map<string, { readonly entry: Entry; readonly made: Promise<ResidentSandbox> }>();
+  /** More at once would only wait for each other. */
+  private readonly creations = new Slots(Math.max(8, 4 * availableParallelism()));
+  private readonly ended = new Map<string, Ended>();
+  /** Request id to name, of those. */
+  private readonly endedRequests = new Map<string, string>();
+  /** Digests of metadata of layers that sandboxes here were made of, the last ones. */
+  private readonly layers = new Set<string>();
+  private pressure: { readonly value: Pressure; readonly at: number } | undefined;
+  private sweeping: NodeJS.Timeout | undefined;
+  private closing = false;
+
+  constructor(options: EdgeNodeOptions) {
+    this.options = options;
+    this.edge = options.ledger.options.edge;
+    this.noteKept();
+    this.adoptUnknown();
+    this.sweepLater();
+  }
+
+  /** As the runtime's, for a fork: `options.tag` is its parent's. @throws EDGE_REFUSED, EDGE_REQUEST_TAKEN, as the runtime's */
+  async create(options: CreateOptions): Promise<ResidentSandbox> {
+    const parent = promisedIn(options.tag) ?? promisedOf({ limits: options });
+    const promised = { ...parent, owner: { ...parent.owner, reservation: reservationIn(options.tag) } };
+    return (await this.createHeld(promised, options.requestId, async () => options)).sandbox;
+  }
+
+  /** `prepare` is called once it is admitted. */
+  async createHeld(
+    promised: Promised,
+    requestId: string | undefined,
+    prepare: () => Promise<CreateOptions>,
+  ): Promise<{ readonly sandbox: ResidentSandbox; readonly held: Held }> {
+    const known = requestId === undefined ? undefined : this.byRequest.get(requestId);
+    if (known !== undefined) {
+      this.refuseOtherProject(known.entry.held.owner, promised);
+      return { sandbox: await known.made, held: known.entry.held };
+    }
+    if (requestId !== undefined) this.refuseEnded(requestId, promised);
+    const entry: Entry = { held: this.options.ledger.admit(promised, this.measured()), requestId };
+    const made = this.make(entry, promised, prepare);
+    if (requestId !== undefined) this.byRequest.set(requestId, { entry, made });
+    return { sandbox: await made, held: entry.held };
+  }
+
+  get(name: string): ResidentSandbox {
+    return this.options.node.get(name);
+  }
+
+  list(): ResidentSandbox[] {
+    return this.options.node.list();
+  }
+
+  stop(name: string, options?: { readonly timeMs?: number }) {
+    return this.options.node.stop(name, options);
+  }
+
+  async remove(name: string, options?: { readonly force?: boolean }): Promise<void> {
+    await this.options.node.remove(name, options);
+    this.noteGone(name);
+  }
+
+  heldBy(name: string): Held | undefined {
+    return this.entries.get(name)?.held;
+  }
+
+  /** Whether there is anything of that name, ended or not. */
+  has(name: string): boolean {
+    return this.entries.has(name) || this.ended.has(name);
+  }
+
+  report(): NodeReport {
+    this.adoptUnknown();
+    return this.options.ledger.report(this.measured(), this.layers);
+  }
+
+  roster(): Roster {
+    this.adoptUnknown();
+    const sandboxes: RosterEntry[] = [];
+    for (const { held, sandbox } of this.entries.values()) {
+      if (sandbox === undefined) continue;
+      const { facts, end, state } = sandbox;
+      // What is left of one that has ended is being undone.
+      sandboxes.push({ ...rosterEntry(facts, held, end), state });
+    }
+    for (const { held } of this.creating.values()) {
+      const { owner, amounts, backend } = held;
+      sandboxes.push({ state: 'creating', owner, amounts, backend });
+    }
+    for (const { entry } of this.ended.values()) sandboxes.push(entry);
+    return { edge: this.edge, epoch: this.options.ledger.epoch, writtenAtMs: Date.now(), sandboxes };
+  }
+
+  drain(on: boolean): void {
+    this.options.noteDraining(on);
+    this.options.ledger.draining = on;
+  }
+
+  close(): void {
+    this.closing = true;
+    clearTimeout(this.sweeping);
+  }
+
+  counts(): Readonly<Record<RosterEntry['state'], number>> {
+    const counts = { creating: this.creating.size, running: 0, paused: 0, ended: this.ended.size };
+    for (const { sandbox } of this.entries.values()) if (sandbox !== undefined) counts[sandbox.state]++;
+    return counts;
+  }
+
+  private async make(
+    entry: Entry,
+    promised: Promised,
+    prepare: () => Promise<CreateOptions>,
+  ): Promise<ResidentSandbox> {
+    const { ledger, node } = this.options;
+    const { admission } = entry.held;
+    this.creating.set(admission.number, entry);
+    let sandbox: ResidentSandbox;
+    try {
+      const options = await prepare();
+      const tag = promisedTag(promised, admission);
+      sandbox = await this.creations.run(() => node.create({ ...options, requestId: entry.requestId, tag }));
+      this.noteLayers(options);
+    } catch (error) {
+      this.creating.delete(admission.number);
+      if (entry.requestId !== undefined) this.byRequest.delete(entry.requestId);
+      ledger.release(entry.held);
+      throw error;
+    }
+    this.creating.delete(admission.number);
+    // Somebody made it on the machine itself, with this very request id.
+    if (this.entries.has(sandbox.name)) ledger.release(entry.held);
+    else this.follow(entry, sandbox);
+    return sandbox;
+  }
+
+  /** From here on it counts until it has ended. */
+  private follow(entry: Entry, sandbox: ResidentSandbox): void {
+    entry.sandbox = sandbox;
+    // One that had its name was removed on the machine itself.
+    this.noteGone(sandbox.name);
+    this.entries.set(sandbox.name, entry);
+    sandbox.ended.then((end) => {
+      this.options.ledger.release(entry.held);
+      if (this.entries.get(sandbox.name) === entry) this.entries.delete(sandbox.name);
+      if (entry.requestId !== undefined) this.byRequest.delete(entry.requestId);
+      this.noteEnded(sandbox.facts, entry.held, end);
+    });
+  }
+
+  /** Those that the runtime has and that were not made here. */
+  private adoptUnknown(): void {
+    for (const sandbox of this.options.node.list()) {
+      if (this.entries.has(sandbox.name) || sandbox.end !== undefined) continue;
+      const { requestId } = sandbox.facts.resident ?? {};
+      // It is there, but whoever makes it has not been told yet.
+      const { epoch, number } = admissionIn(sandbox.facts.resident?.tag) ?? {};
+      if (epoch === this.options.ledger.epoch && number !== undefined && this.creating.has(number)) continue;
+      const entry: Entry = { held: this.options.ledger.keep(promisedOf(sandbox.facts)), requestId };
+      this.follow(entry, sandbox);
+      if (requestId !== undefined) this.byRequest.set(requestId, { entry, made: Promise.resolve(sandbox) });
+    }
+  }
+
+  /** Request ids are known to no other project, but may be guessed. */
+  private refuseOtherProject(known: SandboxOwner, promised: Promised): void {
+    if (known.project !== promised.owner.project) throw fail('EDGE_REQUEST_TAKEN', { edge: this.edge });
+  }
+
+  private refuseEnded(requestId: string, promised: Promised): void {
+    const name = this.endedRequests.get(requestId);
+    const entry = name === undefined ? undefined : this.ended.get(name)?.entry;
+    if (name === undefined || entry === undefined) return;
+    this.refuseOtherProject(entry.owner, promised);
+    throw failAsRuntime('RUNTIME_SANDBOX_GONE', { name, reason: entry.end?.detail ?? 'nobody knows why' });
+  }
+
+  private measured(): Pressure {
+    const now = Date.now();
+    if (this.pressure === undefined || now - this.pressure.at >= PRESSURE_MS || now < this.pressure.at) {
+      this.pressure = { value: this.options.gauge.measure(), at: now };
+    }
+    return this.pressure.value;
+  }
+
+  private noteLayers({ base, workspace, toolkits = [] }: CreateOptions): void {
+    for (const image of [base, ...(workspace === undefined ? [] : [workspace]), ...toolkits]) {
+      for (const { meta } of image.layers) {
+        this.layers.delete(meta.digest);
+        this.layers.add(meta.digest);
+      }
+    }
+    for (const oldest of this.layers) {
+      if (this.layers.size <= MOST_LAYERS) break;
+      this.layers.delete(oldest);
+    }
+  }
+
+  /** Those on disk that ended while no edge ran. */
+  private noteKept(): void {
+    for (const record of listSandboxes()) {
+      const { name, state, end } = record;
+      if (state === 'kept' && end !== undefined && !this.has(name)) this.noteEnded(record, promisedOf(record), end);
+    }
+  }
+
+  /** One that was made on the machine itself stays there until somebody removes it, and is no business of the cluster's. */
+  private noteEnded(facts: SandboxRecord, promised: Promised, end: SandboxEnd): void {
+    const { name, resident } = facts;
+    if (promisedIn(resident?.tag) === undefined) return;
+    this.ended.set(name, { entry: rosterEntry(facts, promised, end), requestId: resident?.requestId });
+    if (resident?.requestId !== undefined) this.endedRequests.set(resident.requestId, name);
+  }
+
+  private noteGone(name: string): void {
+    const requestId = this.ended.get(name)?.requestId;
+    if (requestId !== undefined && this.endedRequests.get(requestId) === name) this.endedRequests.delete(requestId);
+    this.ended.delete(name);
+  }
+
+  private sweepLater(first = true): void {
+    const { keepEndedMs } = this.options;
+    const everyMs = Math.min(Math.max(keepEndedMs / 4, 100), 60_000);
+    this.sweeping = setTimeout(async () => {
+      // Those that the keeper's death has ended are known only after the runtime has found them.
+      if (first) this.noteKept();
+      const beforeMs = Date.now() - keepEndedMs;
+      await this.sweep(beforeMs);
+      this.options.onSweep?.(beforeMs);
+      if (!this.closing) this.sweepLater(false);
+    }, everyMs).unref();
+  }
+
+  /** Of what ended before, nothing stays. */
+  private async sweep(beforeMs: number): Promise<void> {
+    for (const [name, { entry }] of [...this.ended]) {
+      if (this.closing) return;
+      if (Date.parse(entry.end?.at ?? '') > beforeMs) continue;
+      try {
+        // Another one may have its name by now.
+        if (this.entries.has(name)) this.noteGone(name);
+        else await this.remove(name);
+      } catch (error) {
+        if (isDsecError(error, 'RUNTIME_SANDBOX_NOT_FOUND')) this.noteGone(name);
+        else this.options.onNote(`${name} has ended, and could not be removed: ${messageOf(error)}`);
+      }
+    }
+  }
+}
+
+function rosterEntry(facts: SandboxRecord, promised: Promised, end: SandboxEnd | undefined): RosterEntry {
+  const { owner, amounts, backend } = promised;
+  const { name, createdAt, resident } = facts;
+  const state = end === undefined ? 'running' : 'ended';
+  return { name, state, end, owner, amounts, backend, createdAt, expiresAt: resident?.expiresAt };
+}

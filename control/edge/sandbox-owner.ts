@@ -1,0 +1,106 @@
+/** Whose a sandbox is and what was promised to it: comes with its creation, and stays in its record, so that an edge that starts anew has it all. */
+import { type Static, Type } from '@sinclair/typebox';
+import type { SandboxRecord, SandboxTag } from '#runtime';
+import type { Amounts } from '../placement/amounts.ts';
+import type { BackendName } from '../placement/node-report.ts';
+
+const Text = Type.String({ minLength: 1, maxLength: 512 });
+const Count = Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER });
+
+export const OwnerBody = Type.Object(
+  {
+    project: Text,
+    user: Text,
+    job: Type.Optional(Text),
+    /** Of quota: who asked for the sandbox knows it by this. */
+    reservation: Type.Optional(Text),
+  },
+  { additionalProperties: false },
+);
+export type SandboxOwner = Static<typeof OwnerBody>;
+
+export const AmountsBody = Type.Object(
+  { cpuMilli: Count, memoryBytes: Count, diskBytes: Count, gpus: Type.Integer({ minimum: 0, maximum: 1024 }) },
+  { additionalProperties: false },
+);
+
+/** What a creation says beside what the runtime takes. */
+export const ownerFields = {
+  owner: Type.Optional(OwnerBody),
+  amounts: Type.Optional(AmountsBody),
+  backend: Type.Optional(Type.Literal('container')),
+  alone: Type.Optional(Type.Boolean()),
+};
+
+export interface Promised {
+  readonly owner: SandboxOwner;
+  readonly amounts: Amounts;
+  readonly backend: BackendName;
+  /** No other user's sandboxes beside it. */
+  readonly alone: boolean;
+}
+
+/** Of sandboxes that were made on the machine itself. */
+export const LOCAL_OWNER: SandboxOwner = { project: 'local', user: 'local' };
+
+const GIB = 2 ** 30;
+const UNSAID: Amounts = { cpuMilli: 500, memoryBytes: GIB / 2, diskBytes: 2 * GIB, gpus: 0 };
+
+interface Limits {
+  readonly cpus?: number | null;
+  readonly memoryBytes?: number | null;
+  readonly diskBytes?: number | null;
+}
+
+/** What its limits come to, and a small sandbox's share of what it has no limit of. */
+export function amountsOf({ cpus, memoryBytes, diskBytes }: Limits): Amounts {
+  return {
+    cpuMilli: cpus ? Math.round(cpus * 1000) : UNSAID.cpuMilli,
+    memoryBytes: memoryBytes || UNSAID.memoryBytes,
+    diskBytes: diskBytes || UNSAID.diskBytes,
+    gpus: 0,
+  };
+}
+
+interface EdgeTag extends Promised {
+  /** Tells what is being created from what was there before. */
+  readonly admission: { readonly epoch: string; readonly number: number };
+  /** In place of the owner's, for a fork (runtime-service/fork-sandbox.ts). */
+  readonly reservation?: string;
+}
+
+export function promisedTag({ owner, amounts, backend, alone }: Promised, admission: EdgeTag['admission']): SandboxTag {
+  return { owner, amounts, backend, alone, admission } satisfies EdgeTag;
+}
+
+/** Of a record, of whoever made it. */
+export function promisedOf({ resident, limits }: Pick<SandboxRecord, 'resident' | 'limits'>): Promised {
+  return (
+    promisedIn(resident?.tag) ?? {
+      owner: LOCAL_OWNER,
+      amounts: amountsOf(limits ?? {}),
+      backend: 'container',
+      alone: false,
+    }
+  );
+}
+
+export function promisedIn(tag: SandboxTag | undefined): Promised | undefined {
+  const found = edgeTag(tag);
+  if (found === undefined) return undefined;
+  const { owner, amounts, backend, alone } = found;
+  return { owner, amounts, backend, alone };
+}
+
+export function admissionIn(tag: SandboxTag | undefined): EdgeTag['admission'] | undefined {
+  return edgeTag(tag)?.admission;
+}
+
+export function reservationIn(tag: SandboxTag | undefined): string | undefined {
+  return edgeTag(tag)?.reservation;
+}
+
+/** Nobody but an edge writes it. */
+function edgeTag(tag: SandboxTag | undefined): EdgeTag | undefined {
+  return tag?.owner === undefined ? undefined : (tag as unknown as EdgeTag);
+}

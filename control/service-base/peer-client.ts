@@ -1,0 +1,156 @@
+/**
+ * Another service of the cluster, as a client: connections that stay, the cluster's token, TLS, and errors that arrive as what they were there.
+ * `url`: http://HOST:PORT, https://HOST:PORT or unix:/path.
+ */
+import type { Readable } from 'node:stream';
+import { type Dispatcher, Pool } from 'undici';
+import { DsecError, messageOf, systemCode } from '#base';
+import { fail } from '../errors.ts';
+import { type ClientTlsFiles, clientTls } from './tls-files.ts';
+
+export interface PeerOptions {
+  readonly url: string;
+  readonly token?: string;
+  readonly tls?: ClientTlsFiles;
+  /** Requests at the same time; more wait here. 256 by default. */
+  readonly connections?: number;
+  /** For a connection: 5 s by default. */
+  readonly connectMs?: number;
+}
+
+export interface PeerRequest {
+  readonly method: Dispatcher.HttpMethod;
+  readonly path: string;
+  /** JSON unless it is text, bytes or a stream. */
+  readonly body?: object | string | Buffer | Readable;
+  readonly headers?: Readonly<Record<string, string>>;
+  readonly signal?: AbortSignal;
+  /** For the head of the answer: 60 s by default; 0: however long. */
+  readonly timeoutMs?: number;
+}
+
+export interface PeerAnswer {
+  readonly status: number;
+  readonly headers: Dispatcher.ResponseData['headers'];
+  /** To be read or destroyed. Not bounded in time between its parts. */
+  readonly body: Dispatcher.ResponseData['body'];
+}
+
+const MOST_JSON_BYTES = 256 << 20;
+
+/** Nobody took the request: nothing was done. */
+const NEVER_SENT: ReadonlySet<string> = new Set([
+  'ECONNREFUSED',
+  'ENOENT',
+  'EACCES',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'ENOTFOUND',
+  'EAI_AGAIN',
+  'UND_ERR_CONNECT_TIMEOUT',
+]);
+/** One end does not trust the other. */
+const NO_TLS = /^(?:CERT_|UNABLE_TO_|DEPTH_ZERO|SELF_SIGNED|HOSTNAME_|ERR_TLS|ERR_SSL)/;
+
+export class PeerClient {
+  readonly url: string;
+  /** For what is not here, such as upgrades; `headers` are to be sent with it. */
+  readonly pool: Pool;
+  readonly headers: Readonly<Record<string, string>>;
+
+  /** @throws SERVICE_URL, SERVICE_TLS_FILE */
+  constructor({ url, token, tls = {}, connections = 256, connectMs = 5000 }: PeerOptions) {
+    this.url = url;
+    const { origin, socketPath } = parsePeerUrl(url);
+    this.pool = new Pool(origin, {
+      connections,
+      pipelining: 1,
+      keepAliveTimeout: 60_000,
+      connect: { timeout: connectMs, socketPath, ...clientTls(tls) },
+    });
+    this.headers = token === undefined ? {} : { authorization: `Bearer ${token}` };
+  }
+
+  /** The answer as JSON. @throws SERVICE_UNREACHABLE, SERVICE_LOST, SERVICE_ANSWER, what was thrown there, the signal's reason */
+  async json<T>(request: PeerRequest): Promise<T> {
+    const { status, body } = await this.request(request);
+    let text: string;
+    try {
+      text = await textOf(body);
+    } catch (error) {
+      throw this.problem(error, request.signal);
+    }
+    if (status >= 300) throw thrownByPeer(text, status, this.url);
+    try {
+      return JSON.parse(text) as T;
+    } catch (error) {
+      throw fail('SERVICE_ANSWER', { url: this.url, problem: 'it is no JSON' }, error);
+    }
+  }
+
+  /** Whatever is answered, errors too. @throws SERVICE_UNREACHABLE, SERVICE_LOST, the signal's reason */
+  async request({ method, path, body, headers, signal, timeoutMs = 60_000 }: PeerRequest): Promise<PeerAnswer> {
+    const raw = body === undefined || typeof body === 'string' || Buffer.isBuffer(body) || 'pipe' in body;
+    const type = raw ? undefined : { 'content-type': 'application/json' };
+    try {
+      const { statusCode, ...answer } = await this.pool.request({
+        method,
+        path,
+        body: raw ? (body as string | Buffer | Readable | undefined) : JSON.stringify(body),
+        headers: { ...this.headers, ...type, ...headers },
+        signal,
+        headersTimeout: timeoutMs,
+        bodyTimeout: 0,
+      });
+      return { status: statusCode, headers: answer.headers, body: answer.body };
+    } catch (error) {
+      throw this.problem(error, signal);
+    }
+  }
+
+  async close(): Promise<void> {
+    await this.pool.destroy();
+  }
+
+  private problem(error: unknown, signal: AbortSignal | undefined): unknown {
+    if (signal?.aborted) return signal.reason;
+    const code = systemCode(error) ?? systemCode((error as { cause?: unknown }).cause) ?? '';
+    const row = NEVER_SENT.has(code) || NO_TLS.test(code) ? 'SERVICE_UNREACHABLE' : 'SERVICE_LOST';
+    return fail(row, { url: this.url, reason: messageOf(error) || code }, error);
+  }
+}
+
+/** @throws SERVICE_URL */
+export function parsePeerUrl(url: string): { readonly origin: string; readonly socketPath: string | undefined } {
+  if (url.startsWith('unix:/')) return { origin: 'http://localhost', socketPath: url.slice('unix:'.length) };
+  const parsed = URL.canParse(url) ? new URL(url) : undefined;
+  const plain = parsed !== undefined && ['http:', 'https:'].includes(parsed.protocol);
+  if (!plain || parsed.pathname !== '/' || parsed.search !== '' || parsed.username !== '')
+    throw fail('SERVICE_URL', { url });
+  return { origin: parsed.origin, socketPath: undefined };
+}
+
+/** An error that another service answered with, as it was there. */
+export function thrownByPeer(text: string, status: number, url: string): DsecError {
+  try {
+    const { error } = JSON.parse(text) as {
+      error: { code: string; message: string; hint?: string; exit?: number; retryable?: boolean };
+    };
+    const { code, message, hint, exit = 1, retryable } = error;
+    if (typeof code !== 'string' || typeof message !== 'string') throw new Error('no error');
+    return new DsecError(code, { message, hint, retryable, exit, http: status });
+  } catch (error) {
+    return fail('SERVICE_ANSWER', { url, problem: `status ${status} without an error in it` }, error);
+  }
+}
+
+async function textOf(body: PeerAnswer['body']): Promise<string> {
+  const parts: Buffer[] = [];
+  let size = 0;
+  for await (const part of body) {
+    size += (part as Buffer).length;
+    if (size > MOST_JSON_BYTES) throw new Error(`an answer of more than ${MOST_JSON_BYTES} bytes`);
+    parts.push(part as Buffer);
+  }
+  return Buffer.concat(parts).toString('utf8');
+}
