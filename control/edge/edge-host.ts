@@ -12,6 +12,8 @@ export interface RosterEntry {
   readonly owner: SandboxOwner;
   readonly amounts: Amounts;
   readonly backend: BackendName;
+  /** What it was made of; of a simulated one nothing. */
+  readonly base?: { readonly name: string; readonly digest: string };
   readonly createdAt?: string;
   readonly expiresAt?: string;
 }

@@ -320,5 +320,5 @@ function rosterEntry(facts: SandboxRecord, promised: Promised, end: SandboxEnd |
   const { owner, amounts, backend } = promised;
   const { name, createdAt, resident } = facts;
   const state = end === undefined ? 'running' : 'ended';
-  return { name, state, end, owner, amounts, backend, createdAt, expiresAt: resident?.expiresAt };
+  return { name, state, end, owner, amounts, backend, base: facts.base, createdAt, expiresAt: resident?.expiresAt };
 }

@@ -17,6 +17,8 @@ import { Prefetch } from './prefetch.ts';
 const OUT_BYTES = availableParallelism() > 2 ? 8 << 20 : 64 << 20;
 const INPUT_BYTES = availableParallelism() > 2 ? 8 << 20 : 16 << 20;
 const PREFETCH_BYTES = 4 << 20;
+/** All that one stream may hold of its source. */
+export const AHEAD_BYTES = OUT_BYTES + INPUT_BYTES + PREFETCH_BYTES;
 /** A run is not begun for less, unless no more comes. */
 const LEAST_INPUT_BYTES = 256 << 10;
 /** Of one piece. Small, since nothing else is done by this thread meanwhile: input that has arrived waits. */
