@@ -1,4 +1,4 @@
-/** docs/api.md from the description that the apiserver gives of itself (/openapi.json): every operation with what it takes and gives. */
+/** docs/api-reference.md from the description that the apiserver gives of itself (/openapi.json): every operation with what it takes and gives. */
 
 interface Schema {
   readonly $ref?: string;

@@ -1,13 +1,13 @@
-/** docs/api.md says what the API says of itself. `UPDATE_DOCS=1 npx vitest run control/test/api-reference.test.ts` writes it anew. */
+/** docs/api-reference.md says what the API says of itself. `UPDATE_DOCS=1 npx vitest run control/test/api-reference.test.ts` writes it anew. */
 import { readFileSync, writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type ApiDocument, apiReference } from '../sdk/api-reference.ts';
 import { ApiSite } from './api-site.ts';
 
-const PAGE = fileURLToPath(new URL('../../docs/api.md', import.meta.url));
+const PAGE = fileURLToPath(new URL('../../docs/api-reference.md', import.meta.url));
 
-describe('docs/api.md', () => {
+describe('docs/api-reference.md', () => {
   let site: ApiSite;
   let document: ApiDocument;
 

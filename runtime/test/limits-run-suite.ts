@@ -6,7 +6,7 @@ import type { Image } from '#imagesvc';
 import { listLoops } from '#linux';
 import { findAgent } from '../backend/agent-binary.ts';
 import { cgroupsOf } from '../backend/cgroup-cleanup.ts';
-import { backendNamed, RUNTIME_NAMES } from '../backend/choose-backend.ts';
+import { chooseBackend, RUNTIME_NAMES } from '../backend/choose-backend.ts';
 import { diskWay } from '../disk/sandbox-disk.ts';
 import { reclaimSandboxes, withKeptSandbox } from '../index.ts';
 import { until } from './resident-fixture.ts';
@@ -36,7 +36,7 @@ export function runLimits(_place: string): void {
       const run = (script: string, limits: Parameters<Site['run']>[2] = {}) =>
         site.run(base, ['/bin/sh', '-c', script], {
           env: ['PATH=/bin'],
-          backend: backendNamed(name, site.folders.runDir),
+          backend: chooseBackend(site.folders.runDir, name),
           ...limits,
         });
 

@@ -4,18 +4,23 @@ import { createHash } from 'node:crypto';
 import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { lock } from '#linux';
 import { root } from './world.ts';
 
 const run = promisify(execFile);
+/** pip may have much to fetch. */
+const MAKING_MS = 300_000;
 const source = join(root, 'control/sdk/python');
 
 /** Path of its interpreter; undefined, with the reason printed, where there can be none. */
 export async function pythonWithLibdsec(): Promise<string | undefined> {
   const folder = join(root, '.cache/sdk-python', stampOf());
   const python = join(folder, 'bin/python');
-  if (fs.existsSync(join(folder, 'ready'))) return python;
+  fs.mkdirSync(join(root, '.cache'), { recursive: true });
+  // Another test file may be at it.
+  const held = await lock(join(root, '.cache/sdk-python.lock'), { timeoutMs: MAKING_MS });
   try {
-    // Another one may be at it: each makes its own, and the first is kept.
+    if (fs.existsSync(join(folder, 'ready'))) return python;
     fs.rmSync(join(root, '.cache/sdk-python'), { recursive: true, force: true });
     await run('python3', ['-m', 'venv', folder]);
     const quiet = ['-q', '--disable-pip-version-check'];
@@ -41,6 +46,8 @@ export async function pythonWithLibdsec(): Promise<string | undefined> {
   } catch (error) {
     console.log(`skipped: no Python environment with libdsec: ${(error as Error).message.slice(0, 500)}`);
     return undefined;
+  } finally {
+    held.release();
   }
 }
 

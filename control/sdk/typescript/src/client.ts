@@ -157,7 +157,7 @@ export class DSecClient implements AsyncDisposable {
     return { sandboxes: list.sandboxes.map((view) => this.sandboxOf(view)), unreachable: list.unreachable ?? [] };
   }
 
-  /** Anything else of the API (docs/api.md): its JSON. */
+  /** Anything else of the API (docs/api-reference.md): its JSON. */
   async request<T = unknown>(
     method: string,
     path: string,
