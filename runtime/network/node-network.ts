@@ -88,6 +88,7 @@ export class NodeNetwork implements OpenedAddresses {
   private readonly connecting = new Map<string, Promise<void>>();
   private lastNumber = -1;
   private opening: Promise<MachineNetwork> | undefined;
+  private ended: Promise<void> | undefined;
   private machine: MachineNetwork | undefined;
   private timer: NodeJS.Timeout | undefined;
 
@@ -220,7 +221,13 @@ export class NodeNetwork implements OpenedAddresses {
   }
 
   /** What sandboxes have stays as it is; without any, nothing does. */
-  async close(): Promise<void> {
+  close(): Promise<void> {
+    // A second time its descriptors may be somebody else's.
+    this.ended ??= this.end();
+    return this.ended;
+  }
+
+  private async end(): Promise<void> {
     clearInterval(this.timer);
     const machine = await this.opening?.catch(() => undefined);
     if (machine === undefined) return;
