@@ -4,7 +4,7 @@
  */
 import { type Static, Type } from '@sinclair/typebox';
 import type { FastifyRequest } from 'fastify';
-import { isDsecError } from '#base';
+import { digestOf, isDsecError } from '#base';
 import { fail } from '../errors.ts';
 import type { Reservation } from '../iam/iam.ts';
 import { ForkBody } from '../runtime-service/fork-sandbox.ts';
@@ -56,11 +56,13 @@ export async function forkSandbox(
   const { cpuMilli, memoryBytes, diskBytes } = parent.amounts ?? defaults;
   const amounts = { sandboxes: 1, cpuMilli, memoryBytes, diskBytes };
   const user = request.identity.principal;
+  // As long as it may be: cut short, two forks could be one.
+  const fork = requestId === undefined ? undefined : digestOf(Buffer.from(`${id}\n${requestId}`));
   const reservations: Reservation[] = [];
   try {
     for (let from = 0; from < count; from += AT_ONCE) {
       const some = Array.from({ length: Math.min(AT_ONCE, count - from) }, (_, at) => {
-        const key = requestId === undefined ? undefined : `${`fork ${id} ${requestId}`.slice(0, 480)} ${from + at}`;
+        const key = fork === undefined ? undefined : `fork ${fork} ${from + at}`;
         return iam.reserve({ project, user, requestId: key, amounts });
       });
       const settled = await Promise.allSettled(some);
