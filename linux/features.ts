@@ -9,7 +9,6 @@ import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { humanSize, messageOf, systemCode } from '#base';
 import { gunzipFallback } from './gunzip.ts';
-import { type NumberedCall, syscall } from './libc.ts';
 import { createMount, fsconfigFlag, fsconfigString, fsopen } from './mount.ts';
 import { readMountInfo } from './mount-info.ts';
 import { coreSchedulingMissing } from './scheduling.ts';
@@ -110,11 +109,10 @@ export function detect(options: DetectOptions = {}): Feature[] {
       'the lowest weight, and SCHED_IDLE',
       cpuIdle,
     ),
-    later('PSI', 'refusing new sandboxes under pressure', () => file('/proc/pressure/memory')),
+    row('PSI', 'refusing new sandboxes under pressure', 'an edge refuses by what is free alone', () =>
+      file('/proc/pressure/memory'),
+    ),
     row('zram', 'compressed swap in memory for paused sandboxes', 'a swap file', zram),
-    later('user namespaces', 'root in a sandbox that is nobody outside', userNamespaces),
-    later('Landlock', 'keeping a sandbox from files, below its capabilities', landlock),
-    later('AppArmor', 'confining sandboxes by profile', appArmor),
     row(
       'core scheduling',
       'keeping best-effort sandboxes off the hyper-threads of others',
@@ -334,42 +332,6 @@ function memoryReclaim(): Found {
 function zram(): Found {
   if (existsSync('/sys/class/zram-control')) return [true, 'loaded'];
   return [false, 'not loaded (modprobe zram)'];
-}
-
-function userNamespaces(): Found {
-  if (!existsSync('/proc/self/ns/user')) return [false, 'not in this kernel'];
-  const read = (path: string) => (existsSync(path) ? readFileSync(path, 'latin1').trim() : undefined);
-  const limit = read('/proc/sys/user/max_user_namespaces');
-  if (limit === '0') return [false, 'user.max_user_namespaces is 0'];
-  const onlyRoot =
-    read('/proc/sys/kernel/unprivileged_userns_clone') === '0' ||
-    read('/proc/sys/kernel/apparmor_restrict_unprivileged_userns') === '1';
-  return [true, `up to ${limit}${onlyRoot ? ', for root only' : ''}`];
-}
-
-const LANDLOCK_CREATE_RULESET: NumberedCall = {
-  name: 'landlock_create_ruleset',
-  number: 444,
-  args: ['void*', 'size_t', 'uint'],
-};
-
-function landlock(): Found {
-  try {
-    return [true, `ABI ${syscall(LANDLOCK_CREATE_RULESET, [null, 0, 1])}`];
-  } catch (error) {
-    if (systemCode(error) === 'EOPNOTSUPP') return [false, 'off at boot (lsm=)'];
-    if (systemCode(error) === 'ENOSYS') return [false, 'not in this kernel'];
-    throw error;
-  }
-}
-
-function appArmor(): Found {
-  try {
-    const enabled = readFileSync('/sys/module/apparmor/parameters/enabled', 'latin1').trim() === 'Y';
-    return [enabled, enabled ? 'enabled' : 'off at boot'];
-  } catch {
-    return [false, 'not in this kernel'];
-  }
 }
 
 function coreScheduling(): Found {
