@@ -25,6 +25,12 @@ export const benchErrors = {
     exit: 2,
     http: 400,
   },
+  BENCH_SOAK: {
+    message: '{problem}',
+    hint: 'what the services said is on their stderr; run it again with --keep to look at what is left',
+    exit: 1,
+    http: 500,
+  },
   BENCH_SPACE: {
     message: '{folder} has {have} free, {want} are needed',
     hint: 'set TMPDIR to a folder with more room, or leave --full out',

@@ -14,6 +14,12 @@ export const controlErrors = {
     exit: 1,
     http: 499,
   },
+  API_IMAGE_NAME: {
+    message: '{name} is no name that changes of sandboxes of project {project} may be packed to',
+    hint: 'NAME:TAG without a slash, which becomes {project}/NAME:TAG',
+    exit: 2,
+    http: 400,
+  },
   API_IMAGE_TAKEN: {
     message: '{name} is an image of kind {kind}, which changes of a sandbox do not replace',
     hint: 'choose another name',
@@ -258,6 +264,13 @@ export const controlErrors = {
     hint: 'ask again in a while: its sandboxes live on without it',
     retryable: true,
     exit: 6,
+    http: 503,
+  },
+  FNCALL_NO_NODE: {
+    message: 'no node of the cluster runs tasks now',
+    hint: 'dsec nodes shows what the nodes have; dsec serve edge makes a machine one',
+    retryable: true,
+    exit: 1,
     http: 503,
   },
   IAM_BAD_REQUEST: {

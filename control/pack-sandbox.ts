@@ -8,7 +8,7 @@ import { openImage, openStore, type PackDiffOptions, type PackedDiff, packDiff, 
 import {
   composeLayers,
   type ImageReference,
-  type ResidentSandbox,
+  type NodeSandbox,
   type RuntimeFolders,
   type SandboxRecord,
   withKeptSandbox,
@@ -50,7 +50,7 @@ const NAMED = 20;
  * One that runs or is paused: it is as it was at one moment. What was open for writing then is in `notes`.
  * @throws RUNTIME_PAUSE_STUCK, RUNTIME_UNSUPPORTED, RUNTIME_SANDBOX_GONE, and as `packSandbox`
  */
-export function packRunning(sandbox: ResidentSandbox, options: PackOptions): Promise<PackedSandbox> {
+export function packRunning(sandbox: NodeSandbox, options: PackOptions): Promise<PackedSandbox> {
   return sandbox.whileStill(async ({ record, upper, openFiles, done, signal }) => {
     const signals = options.signal === undefined ? signal : AbortSignal.any([signal, options.signal]);
     const packed = await pack(record, upper, { ...options, signal: signals }, done);

@@ -18,6 +18,7 @@ export { CODEC_NAMES, type CodecName } from './layer/cluster-codec.ts';
 export { type Compression, type DecompressOptions, decompress, detectCompression } from './layer/decompress.ts';
 export type { Entry, EntryHandler, EntryKind } from './layer/entry.ts';
 export { type FolderOptions, type FolderSummary, readFolder } from './layer/folder-reader.ts';
+export { loadLibraries } from './layer/libraries.ts';
 export { tarHeader, tarPadding } from './layer/tar-header.ts';
 export { TarReader, type TarReaderOptions } from './layer/tar-reader.ts';
 export type { BuiltBlob, BuiltLayer, LayerSink } from './layer-sink.ts';

@@ -33,9 +33,11 @@ export const RING_FLAG = {
   CQSIZE: 1 << 3,
   /** 128-byte submissions: commands with much to say. */
   SQE128: 1 << 10,
+  /** Completions are made when this thread enters the kernel, not by interrupting it. Kernel 5.19. */
+  COOP_TASKRUN: 1 << 8,
   /** Kernel 6.0. */
   SINGLE_ISSUER: 1 << 12,
-  /** Completions are made when this thread asks for them, not by interrupting it. Kernel 6.1; needs SINGLE_ISSUER. */
+  /** Completions are made when this thread asks for them alone. Kernel 6.1; needs SINGLE_ISSUER. */
   DEFER_TASKRUN: 1 << 13,
 } as const;
 
@@ -56,11 +58,6 @@ export type OnCompletion = (userData: number, result: number) => void;
 
 let native: Bound | undefined;
 
-function call(number: number, ...args: [number, number, number, number, number, number]): number {
-  native ??= bind(SYSCALL);
-  return native.call(number, ...args);
-}
-
 export class IoUring {
   readonly fd: number;
   readonly entries: number;
@@ -78,6 +75,9 @@ export class IoUring {
   readonly #cqTail: number;
   readonly #cqMask: number;
   readonly #cqes: number;
+  readonly #system: Bound;
+  /** Of the submissions: the kernel sees it with the next `submit`. */
+  #tail = 0;
   #open = true;
 
   /** @throws SyscallError: ENOSYS, EPERM where the kernel or a filter forbids io_uring, EINVAL for flags it does not know */
@@ -85,8 +85,10 @@ export class IoUring {
     const params = Buffer.alloc(120);
     params.writeUInt32LE(completions, 4);
     params.writeUInt32LE(flags | (completions > 0 ? RING_FLAG.CQSIZE : 0), 8);
-    this.fd = call(IO_URING_SETUP, entries, addressOf(params), 0, 0, 0, 0);
-    if (this.fd < 0) throw syscallError('io_uring_setup', native!.errno(), '');
+    native ??= bind(SYSCALL);
+    this.#system = native;
+    this.fd = native.call(IO_URING_SETUP, entries, addressOf(params), 0, 0, 0, 0);
+    if (this.fd < 0) throw syscallError('io_uring_setup', native.errno(), '');
     const word = (offset: number) => params.readUInt32LE(offset);
     const features = word(20);
     try {
@@ -124,7 +126,7 @@ export class IoUring {
 
   /** Submissions that the kernel has not taken. */
   get pending(): number {
-    return (this.#ring[this.#sqTail]! - Atomics.load(this.#ring, this.#sqHead)) | 0;
+    return (this.#tail - Atomics.load(this.#ring, this.#sqHead)) | 0;
   }
 
   /** Completions that wait for `reap`. */
@@ -138,16 +140,18 @@ export class IoUring {
    * @throws LINUX_RING_FULL when as many wait as fit
    */
   prepare(operation: number, fd: number, userData: number): number {
-    const tail = this.#ring[this.#sqTail]!;
-    if (((tail - Atomics.load(this.#ring, this.#sqHead)) | 0) >= this.entries) {
+    const tail = this.#tail;
+    if (((tail - this.#ring[this.#sqHead]!) | 0) >= this.entries) {
       throw fail('LINUX_RING_FULL', { entries: this.entries });
     }
     const at = (tail & this.#sqMask) * this.#words;
-    this.#submissions.fill(0, at, at + this.#words);
-    this.#submissions[at] = operation;
-    this.#submissions[at + 1] = fd;
-    this.#submissions[at + 8] = userData;
-    Atomics.store(this.#ring, this.#sqTail, (tail + 1) | 0);
+    const words = this.#submissions;
+    words[at] = operation;
+    words[at + 1] = fd;
+    // Shorter than `fill`, which is a call.
+    for (let word = 2; word < this.#words; word++) words[at + word] = 0;
+    words[at + 8] = userData;
+    this.#tail = (tail + 1) | 0;
     return at;
   }
 
@@ -195,8 +199,9 @@ export class IoUring {
    * came, or completions have to be reaped first. @throws SyscallError
    */
   submit(waitFor = 0): void {
-    if (call(IO_URING_ENTER, this.fd, this.pending, waitFor, ENTER_GETEVENTS, 0, 0) >= 0) return;
-    const errno = native!.errno();
+    Atomics.store(this.#ring, this.#sqTail, this.#tail);
+    if (this.#system.call(IO_URING_ENTER, this.fd, this.pending, waitFor, ENTER_GETEVENTS, 0, 0) >= 0) return;
+    const errno = this.#system.errno();
     if (errno !== EINTR && errno !== EBUSY && errno !== ETIME) throw syscallError('io_uring_enter', errno, '');
   }
 
@@ -205,15 +210,18 @@ export class IoUring {
     const ring = this.#ring;
     const tail = Atomics.load(ring, this.#cqTail);
     let head = ring[this.#cqHead]!;
-    let count = 0;
-    for (; head !== tail; count++) {
-      const at = this.#cqes + (head & this.#cqMask) * 4;
-      const userData = ring[at]!;
-      const result = ring[at + 2]!;
-      head = (head + 1) | 0;
-      // Before the call: whatever it throws, this one is not taken twice.
+    const count = (tail - head) | 0;
+    try {
+      while (head !== tail) {
+        const at = this.#cqes + (head & this.#cqMask) * 4;
+        const userData = ring[at]!;
+        const result = ring[at + 2]!;
+        head = (head + 1) | 0;
+        take(userData, result);
+      }
+    } finally {
+      // Whatever it threw: what was taken is not taken twice.
       Atomics.store(ring, this.#cqHead, head);
-      take(userData, result);
     }
     return count;
   }
@@ -223,10 +231,14 @@ export class IoUring {
    * behind would keep the ring, and every file in it, alive.
    */
   close(): void {
-    if (!this.#open) return;
+    if (this.#open) closeSync(this.unmap());
+  }
+
+  /** `close`, but for the descriptor that it answers: for a ring that must not go before its thread. */
+  unmap(): number {
     this.#open = false;
     for (const mapping of this.#maps) mapping.unmap();
-    closeSync(this.fd);
+    return this.fd;
   }
 }
 

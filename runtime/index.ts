@@ -17,15 +17,32 @@ export { USERNS_MODES, type UsernsMode, usernsSupport } from './backend/user-nam
 export { type Composition, composeLayers, LAYER_LIMIT } from './compose/compose-layers.ts';
 export { type DiskFacts, diskWay } from './disk/sandbox-disk.ts';
 export { runtimeErrors } from './errors.ts';
+export { FnCallNode, type FnCallOptions, type PoolView } from './fncall/fncall-node.ts';
+export { type GpuLease, type GpuMode, GpuScheduler } from './fncall/gpu/gpu-scheduler.ts';
+export { type Gpu, listGpus } from './fncall/gpu/nvidia-smi.ts';
+export { isUnknownLanguage, LANGUAGES, type Language, type LanguageTable } from './fncall/languages.ts';
+export type { Pool } from './fncall/pool.ts';
+export type { PoolEnvironment, PoolOptions } from './fncall/pool-spec.ts';
+export {
+  type FnCallTask,
+  type StepResult,
+  TASK_STATUSES,
+  type TaskFile,
+  type TaskLimits,
+  type TaskResult,
+  type TaskStatus,
+  textOf,
+} from './fncall/task.ts';
 export type { DeniedAttempt } from './network/denied-log.ts';
 export { droppingChains } from './network/host-filter.ts';
 export { NETWORK_MODES, type NetworkMode, type NetworkOptions } from './network/network-facts.ts';
 export type { NetworkCounters } from './network/node-network.ts';
 export { type NetworkPolicy, parsePolicy, type WrittenRule } from './network/policy.ts';
 export type { CreateOptions } from './node/create-sandbox.ts';
+export type { NodeSandbox, StandsStill } from './node/node-sandbox.ts';
 export type { NetworkView } from './node/resident-network.ts';
-export type { ResidentSandbox } from './node/resident-sandbox.ts';
 export { type NodeOptions, SandboxNode } from './node/sandbox-node.ts';
+export { commandOf } from './sandbox/command-lookup.ts';
 export {
   type Caller,
   type PipedStdio,
@@ -50,10 +67,12 @@ export {
   type StopResult,
   stopSandbox,
 } from './sandbox/stop-sandbox.ts';
-export { type Capability, isUnsupported } from './sandbox-api/capabilities.ts';
+export { SANDBOX_BACKENDS, type SandboxBackend } from './sandbox-api/backends.ts';
+export { type Capability, isUnsupported, unsupported } from './sandbox-api/capabilities.ts';
 export type { ExecHandle, ExecResult, ExecSpec, OutputFrom, OutputPart } from './sandbox-api/exec.ts';
 export type { FileEntry, FileStatus, SandboxFiles, UploadSpec, UploadState } from './sandbox-api/files.ts';
 export type { AllLimits, LimitChanges } from './sandbox-api/limits.ts';
+export { MEMORY_OPTIONS, type MemoryOptions } from './sandbox-api/memory-options.ts';
 export {
   type EndReason,
   IDLE_ACTIONS,
@@ -77,3 +96,13 @@ export type { Greeting } from './service/greeting.ts';
 export { type ResidentLauncher, type ServiceClient, startResidentLauncher } from './service/resident-launcher.ts';
 export { reclaimTraces } from './trace/trace-node.ts';
 export { type TracedRun, type TraceRunOptions, traceRun } from './trace/trace-run.ts';
+export { type FirecrackerState, firecrackerState } from './vm/firecracker/find-firecracker.ts';
+export { openFirecrackerDriver } from './vm/firecracker/firecracker-driver.ts';
+export { FULL_VM, FullVmSandbox } from './vm/full/full-vm-sandbox.ts';
+export { FIRMWARES, type Firmware, type MachineWish, SCREEN, VNC_PORT } from './vm/full/machine-facts.ts';
+export { BUTTONS, type ScreenAction } from './vm/full/screen.ts';
+export { fetchGuestKernel, type GuestKernel, KERNEL_SERIES } from './vm/guest/guest-kernel.ts';
+export { type GuestMemory, type GuestWrite, memoryGuestWrites, memoryKernelArguments } from './vm/guest-memory.ts';
+export { openQemuDriver } from './vm/qemu/qemu-driver.ts';
+export type { RunningVm, VmDrive, VmDriver, VmSpec } from './vm/vm-driver.ts';
+export { type MicrovmSupport, microvmSupport } from './vm/vm-support.ts';

@@ -107,6 +107,13 @@ export const tools = [
     optional: true,
   },
   { package: 'qemu-utils', probe: ['qemu-img'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
+  {
+    package: 'ovmf',
+    probe: ['/usr/share/OVMF/OVMF_CODE_4M.fd'],
+    why: 'full machines that boot by UEFI',
+    neededFor: 'test',
+    optional: true,
+  },
   { package: 'libnbd-bin', probe: ['nbdinfo'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
   { package: 'fio', probe: ['fio'], why: 'tests of the NBD server', neededFor: 'test', optional: true },
   {
@@ -124,7 +131,12 @@ export const tools = [
     { package: 'kmod', probe: ['depmod'] },
     { package: 'e2fsprogs', probe: ['mkfs.ext4'] },
     { package: 'nbd-client', probe: ['nbd-client'] },
-  ].map((tool) => ({ ...tool, why: 'the kernel lab', neededFor: /** @type {const} */ ('lab'), optional: true })),
+  ].map((tool) => ({
+    ...tool,
+    why: 'the kernel lab, and sandboxes in virtual machines',
+    neededFor: /** @type {const} */ ('lab'),
+    optional: true,
+  })),
 ];
 
 /** What must be at hand when everything is: `fail` ends the process with one clear message. @param {string} message @returns {never} */

@@ -15,6 +15,14 @@ declare module 'fastify' {
 
 const BEARER = /^Bearer ([\x21-\x7e]{1,1024})$/i;
 
+/** For programs that can be given a URL alone: `https://any:TOKEN@host`. */
+function passwordOf(authorization: string): string | undefined {
+  const encoded = /^Basic ([A-Za-z0-9+/=]{1,2048})$/i.exec(authorization)?.[1];
+  const text = encoded === undefined ? '' : Buffer.from(encoded, 'base64').toString('latin1');
+  const token = text.slice(text.indexOf(':') + 1);
+  return text.includes(':') && /^[\x21-\x7e]{1,1024}$/.test(token) ? token : undefined;
+}
+
 export class Access {
   private readonly iam: Iam;
   private readonly rate: RateLimit;
@@ -26,7 +34,8 @@ export class Access {
 
   /** @throws IAM_TOKEN_INVALID, API_RATE */
   async authenticate(request: IncomingMessage): Promise<Identity> {
-    const token = BEARER.exec(request.headers.authorization ?? '')?.[1];
+    const given = request.headers.authorization ?? '';
+    const token = BEARER.exec(given)?.[1] ?? passwordOf(given);
     // IAM has one answer for all that is no token; it is not asked about nothing.
     const identity = await this.iam.authenticate(token ?? '');
     this.rate.take(identity.principal);

@@ -9,6 +9,7 @@ import type { Edges } from './edges.ts';
 import type { Events } from './events.ts';
 import type { Owners } from './owners.ts';
 import type { Reconciler } from './reconcile.ts';
+import type { WorkInHand } from './work-in-hand.ts';
 
 export interface ApiParts {
   readonly iam: Iam;
@@ -17,6 +18,7 @@ export interface ApiParts {
   readonly connections: EdgeConnections;
   readonly owners: Owners;
   readonly maker: SandboxMaker;
+  readonly work: WorkInHand;
   readonly events: Events;
   readonly reconciler: Reconciler;
   readonly store: BlobStore;

@@ -8,15 +8,18 @@ import type { BlobStore } from '#imagesvc';
 import { consoleRoutes } from '../console/console-routes.ts';
 import type { Iam, Identity } from '../iam/iam.ts';
 import { iamRoutes } from '../iam/routes.ts';
+import { type TokenGiven, tokenOf } from '../service-base/cluster-token.ts';
 import { createService, type ServiceOptions, serviceLogger } from '../service-base/service-app.ts';
 import type { ClientTlsFiles } from '../service-base/tls-files.ts';
 import { Access } from './access.ts';
 import type { ApiParts } from './api-parts.ts';
 import { clusterRoutes } from './cluster-routes.ts';
-import { type CreateDefaults, SandboxMaker } from './create-sandbox.ts';
+import { CREATE_STEPS, type CreateDefaults, SandboxMaker } from './create-sandbox.ts';
 import { EdgeConnections } from './edge-connection.ts';
-import { Edges } from './edges.ts';
+import { EdgeCreates } from './edge-creates.ts';
+import { AWAY, Edges } from './edges.ts';
 import { Events } from './events.ts';
+import { fncallRoutes } from './fncall-routes.ts';
 import { ImageLayers } from './image-layers.ts';
 import { describeApi } from './openapi.ts';
 import { Owners } from './owners.ts';
@@ -33,7 +36,7 @@ export interface ApiserverOptions extends Pick<ServiceOptions, 'listen' | 'tls' 
   readonly store: BlobStore;
   readonly version: string;
   /** Of the cluster: shown to edges and watcher. */
-  readonly token: string | undefined;
+  readonly token: TokenGiven;
   readonly peerTls?: ClientTlsFiles;
   readonly defaults?: Partial<CreateDefaults>;
   /** Requests a second of one principal; 0: as many as it likes. */
@@ -58,13 +61,22 @@ const STEP_SECONDS = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 
 
 /** @throws SERVICE_*, SERVER_LISTEN, CONSOLE_MISSING */
 export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
-  const { iam, store, token, peerTls, listen, tls, watcherUrl } = options;
+  const { iam, store, peerTls, listen, tls, watcherUrl } = options;
+  const clusterToken = tokenOf(options.token);
   const logger = options.logger ?? serviceLogger(options.logLevel);
   const note = (problem: string) => logger.warn(problem);
   const access = new Access(iam, new RateLimit(options.rateLimit ?? RATE_LIMIT));
-  const edges = new Edges({ watcherUrl, token, tls: peerTls, note, pollMs: options.pollMs });
+  const edges = new Edges({ watcherUrl, token: clusterToken, tls: peerTls, note, pollMs: options.pollMs });
   const events = new Events();
-  edges.onChange = (edge, what) => events.node(edge, what);
+  const connections = new EdgeConnections(clusterToken, peerTls);
+  const creates = new EdgeCreates({ connections, urlOf: (edge) => edges.urlOf(edge) });
+  edges.onChange = (edge, what) => {
+    events.node(edge, what);
+    if (what !== 'down' && what !== 'gone') return;
+    creates.lost(edge, AWAY);
+    const url = edges.nodes.find((node) => node.edge === edge)?.url;
+    if (url !== undefined) connections.lost(url, AWAY);
+  };
   const identities = new WeakMap<FastifyRequest, Identity>();
   const service = createService({
     name: 'apiserver',
@@ -82,6 +94,7 @@ export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
   app.decorateRequest('identity');
 
   const steps = metrics.histogram('dsec_create_step_seconds', 'Steps of a creation.', STEP_SECONDS);
+  const observeStep = Object.fromEntries(CREATE_STEPS.map((step) => [step, steps.of({ step })]));
   const work = new WorkInHand(options.creates ?? CREATES);
   metrics.gauge('dsec_creates_in_hand', 'Creations under way.', () => work.inHand);
   metrics.gauge('dsec_creates_waiting', 'Creations that wait for their turn.', () => work.waiting);
@@ -92,12 +105,13 @@ export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
     iam,
     access,
     edges,
+    creates,
     layers: new ImageLayers(store),
     storeUrl: store.url,
     defaults,
     work,
     note,
-    observe: (step, seconds) => steps.observe({ step }, seconds),
+    observe: (step, seconds) => observeStep[step]?.(seconds),
     onCreated: (view, reservation) => {
       const { id, project = 'root', user = '', uid } = view;
       owners.learn(id, { project, user, reservation, uid: uid as string | undefined });
@@ -107,7 +121,6 @@ export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
   const onRoster: ConstructorParameters<typeof Reconciler>[0]['onRoster'] = (edge, roster) =>
     events.roster(edge, roster);
   const reconciler = new Reconciler({ iam, edges, note, everyMs: options.reconcileMs, onRoster });
-  const connections = new EdgeConnections(token, peerTls);
   const upgraded = new Set<Duplex>();
   const parts: ApiParts = {
     iam,
@@ -116,6 +129,7 @@ export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
     connections,
     owners,
     maker,
+    work,
     events,
     reconciler,
     store,
@@ -135,6 +149,7 @@ export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
     consoleRoutes(scope);
   });
   clusterRoutes(app, parts);
+  fncallRoutes(plain, parts);
   await sandboxRoutes(app, parts);
 
   service.onDraining(() => {
@@ -147,10 +162,14 @@ export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
   return {
     url,
     parts,
-    reload: () => service.reloadTls(),
+    reload() {
+      clusterToken?.reload();
+      service.reload();
+    },
     async close(drainMs) {
       await service.close(drainMs);
       await maker.close();
+      creates.close();
       await reconciler.close();
       await edges.close();
       connections.close();

@@ -2,6 +2,7 @@
  * Many sandboxes by one request: a line of JSON for each as it becomes ready, in whatever order. A bounded number is under way at once; a reader
  * that is slow holds new ones back, and one that has gone stops what has not begun.
  */
+import { setMaxListeners } from 'node:events';
 import { Readable } from 'node:stream';
 import { fail } from '../errors.ts';
 import { errorBody, serviceErrorOf } from '../service-base/service-errors.ts';
@@ -20,9 +21,31 @@ export interface Batch {
   at(at: number): CreateAsked;
 }
 
-const AT_ONCE = 256;
+/** The same for all of them. */
+class Patient implements Caller {
+  readonly identity: Caller['identity'];
+  readonly requestId: string;
+  readonly patient = true;
+  private readonly caller: Caller;
+
+  constructor(caller: Caller) {
+    this.caller = caller;
+    this.identity = caller.identity;
+    this.requestId = caller.requestId;
+  }
+
+  get isGone(): boolean {
+    return this.caller.isGone;
+  }
+
+  get gone(): AbortSignal {
+    return this.caller.gone;
+  }
+}
+
+const AT_ONCE = 1024;
 /** Lines that wait for the reader. */
-const WAITING = 1024;
+const WAITING = 4096;
 
 /** @throws SERVICE_BAD_REQUEST */
 export function batchOf({ request, count, requests }: BatchAsked): Batch {
@@ -47,7 +70,9 @@ export function batchOf({ request, count, requests }: BatchAsked): Batch {
 }
 
 export function batchLines(maker: SandboxMaker, caller: Caller, batch: Batch): Readable {
-  return Readable.from(linesOf(maker, { ...caller, patient: true }, batch), { objectMode: false });
+  // As many as wait for their turn listen to it.
+  setMaxListeners(0, caller.gone);
+  return Readable.from(linesOf(maker, new Patient(caller), batch), { objectMode: false });
 }
 
 async function* linesOf(maker: SandboxMaker, caller: Caller, batch: Batch): AsyncGenerator<string> {
@@ -62,7 +87,7 @@ async function* linesOf(maker: SandboxMaker, caller: Caller, batch: Batch): Asyn
     wake();
   };
   while (next < batch.size || running > 0 || lines.length > 0) {
-    while (running < AT_ONCE && next < batch.size && lines.length < WAITING && !caller.gone.aborted) {
+    while (running < AT_ONCE && next < batch.size && lines.length < WAITING && !caller.isGone) {
       running++;
       void one(next++);
     }

@@ -1,5 +1,5 @@
 /**
- * From a request to a sandbox: reserve -> choose an edge -> note that it is asked -> ask it -> note that it is placed. Each step is on record before
+ * From a request to a sandbox: choose an edge -> reserve, and note that it is asked -> ask it -> note that it is placed. Each step is on record before
  * its effect, so whoever dies in between leaves a reservation that the edge's roster settles (reconcile.ts), never a sandbox that counts for nobody.
  *
  * The edge is given the reservation's id as request id: asked again it answers with the same sandbox, whoever asks. Where an edge does not say
@@ -13,7 +13,9 @@ import type { Amounts } from '../placement/amounts.ts';
 import { type Admission, placeSandbox } from '../placement/place-sandbox.ts';
 import type { PlacementRequest } from '../placement/placement-request.ts';
 import { type Access, whose } from './access.ts';
-import { type Edges, gone, isUnknownOutcome, unreachable } from './edges.ts';
+import type { EdgeCreates } from './edge-creates.ts';
+import { type Edges, gone, isUnknownOutcome, NOT_THERE, unreachable } from './edges.ts';
+import { allowHostShared } from './host-shared.ts';
 import type { ImageLayers } from './image-layers.ts';
 import type { CreateAsked } from './request-schemas.ts';
 import { readRoster } from './roster.ts';
@@ -27,17 +29,21 @@ export interface CreateDefaults {
   readonly diskBytes: number;
 }
 
+export const CREATE_STEPS = ['layers', 'reserve', 'asking', 'edge', 'placed'] as const;
+export type CreateStep = (typeof CREATE_STEPS)[number];
+
 export interface MakerOptions {
   readonly iam: Iam;
   readonly access: Access;
   readonly edges: Edges;
+  readonly creates: EdgeCreates;
   readonly layers: ImageLayers;
   readonly storeUrl: string;
   readonly defaults: CreateDefaults;
   readonly work: WorkInHand;
   readonly note: (problem: string) => void;
   /** Seconds that a step took. */
-  readonly observe?: (step: 'layers' | 'reserve' | 'asking' | 'edge' | 'placed', seconds: number) => void;
+  readonly observe?: (step: CreateStep, seconds: number) => void;
   readonly onCreated?: (view: SandboxView, reservation: string) => void;
   readonly random?: () => number;
 }
@@ -46,7 +52,9 @@ export interface Caller {
   readonly identity: Identity;
   /** Of the HTTP request. */
   readonly requestId: string;
-  /** Aborted when nobody waits for the answer any more. */
+  /** Nobody waits for the answer any more. */
+  readonly isGone: boolean;
+  /** Aborted then. Made when it is asked for. */
   readonly gone: AbortSignal;
   /** Waits for its turn however long: a batch bounds itself. */
   readonly patient?: boolean;
@@ -57,18 +65,21 @@ const SETTLE_MS = 15_000;
 const SETTLE_LATER_MS = 5 * 60_000;
 const SETTLE_EVERY_MS = 3000;
 const AGAIN_MS = 300;
-const EDGE_MS = 120_000;
 const OTHERS_MS = 20_000;
 /** It says that it did nothing. */
 const REFUSED: ReadonlySet<string> = new Set(['EDGE_REFUSED', 'SERVICE_DRAINING', 'SERVICE_NOT_READY']);
 
-interface Making {
+/** What is asked for, looked up. */
+interface Order {
   readonly caller: Caller;
   readonly asked: CreateAsked;
   readonly project: string;
-  readonly reservation: Reservation;
+  readonly amounts: Amounts;
   readonly placement: PlacementRequest;
-  readonly body: object;
+}
+
+interface Making extends Order {
+  readonly reservation: Reservation;
 }
 
 export class SandboxMaker {
@@ -88,8 +99,9 @@ export class SandboxMaker {
     const project = asked.project ?? caller.identity.project;
     if (asked.store !== undefined && asked.store !== storeUrl) throw fail('API_STORE', { store: asked.store });
     await access.allowed(caller.identity, 'sandbox.create', project, caller.requestId);
-    const signal = asked.requestId === undefined ? caller.gone : undefined;
-    const make = () => work.run(() => this.reserveAndPlace(caller, asked, project), signal, caller.patient);
+    await allowHostShared(access, caller, asked, project);
+    const whoWaits = asked.requestId === undefined ? caller : undefined;
+    const make = () => work.run(() => this.reserveAndPlace(caller, asked, project), whoWaits, caller.patient);
     if (asked.requestId === undefined) return make();
     const key = `${project}\n${asked.requestId}`;
     const flying = this.flights.get(key);
@@ -106,94 +118,182 @@ export class SandboxMaker {
   }
 
   private async reserveAndPlace(caller: Caller, asked: CreateAsked, project: string): Promise<SandboxView> {
-    const { layers, defaults, storeUrl } = this.options;
-    const { workspace, toolkits = [], requestId, backend = 'container', labels = [], alone = false, job } = asked;
-    const user = caller.identity.principal;
-    const images = [asked.image, ...(workspace === undefined ? [] : [workspace]), ...toolkits];
-    const found = await this.timed('layers', () => layers.of(images));
-    const amounts = amountsOf(asked, defaults);
-    const reserve = () =>
-      this.timed('reserve', () =>
-        this.options.iam.reserve({ project, user, requestId, amounts: { sandboxes: 1, ...ofQuota(amounts) } }),
-      );
-    let reservation = await reserve();
-    // Whoever reserved it is about to choose an edge: two would make two.
-    for (let waited = 0; isBegun(reservation) && waited < OTHERS_MS; waited += AGAIN_MS) {
-      await delay(AGAIN_MS);
-      reservation = await reserve();
-    }
+    const { layers, defaults } = this.options;
     const {
-      project: _project,
-      labels: _labels,
-      alone: _alone,
-      job: _job,
-      requestId: _id,
-      store: _store,
-      ...rest
+      image,
+      workspace,
+      toolkits = [],
+      requestId,
+      backend = 'container',
+      labels = [],
+      alone = false,
+      job,
     } = asked;
-    const owner = { project, user, job, reservation: reservation.id };
-    const body = { ...rest, backend, store: storeUrl, requestId: reservation.id, owner, amounts, alone };
+    const user = caller.identity.principal;
+    const images =
+      workspace === undefined && toolkits.length === 0 ? [image] : [image, workspace ?? [], toolkits].flat(2);
+    const from = performance.now();
+    const found = await layers.of(images);
+    this.observe('layers', from);
+    const amounts = amountsOf(asked, defaults);
     const placement = { user, job, backend, amounts, labels, layers: found, alone };
-    const making: Making = { caller, asked, project, reservation, placement, body };
-    if (reservation.state === 'placed') return this.there(making);
+    const order: Order = { caller, asked, project, amounts, placement };
     try {
-      return await this.place(making);
+      return await this.placeFirst(order);
     } catch (error) {
       // Somebody else was quicker with the same request id: his is the answer.
       if (!isDsecError(error, 'IAM_RESERVATION_GONE') || requestId === undefined) throw error;
-      const now = await reserve();
-      if (now.state === 'placed') return this.there({ ...making, reservation: now });
+      const now = await this.reserve(order);
+      if (now.state !== 'pending') return this.there(now);
       if (!now.existing) await this.options.iam.release(now.id);
       throw error;
     }
   }
 
-  /** What was made for the same request id before. */
-  private async there({ reservation }: Making): Promise<SandboxView> {
-    const { edge, sandbox: name } = reservation;
-    if (edge === undefined || name === undefined) throw fail('CREATE_UNSETTLED', { edge: 'an edge' });
-    try {
-      const path = `/v1/sandboxes/${encodeURIComponent(name)}`;
-      return viewOf(edge, await this.options.edges.ask<EdgeSandbox>(edge, { method: 'GET', path }));
-    } catch (error) {
-      throw gone(`${name}.${edge}`, error);
-    }
+  private async reserve({ asked, project, amounts, placement }: Order, edge?: string): Promise<Reservation> {
+    const { cpuMilli, memoryBytes, diskBytes } = amounts;
+    const from = performance.now();
+    const { user } = placement;
+    const { requestId } = asked;
+    const reserved = { sandboxes: 1, cpuMilli, memoryBytes, diskBytes };
+    const reservation = await this.options.iam.reserve({ project, user, requestId, amounts: reserved, edge });
+    this.observe('reserve', from);
+    return reservation;
   }
 
-  private async place(making: Making): Promise<SandboxView> {
-    const { iam, edges, random = Math.random } = this.options;
-    const { reservation, placement } = making;
-    const { id, edge: before } = reservation;
-    try {
-      if (before !== undefined) {
-        const answer = await this.ask(making, before, false);
-        if (answer.admitted) return await this.placed(making, before, answer.value);
+  /** The edge is chosen before anything is reserved: it is on record with the reservation, at the price of one. */
+  private async placeFirst(order: Order): Promise<SandboxView> {
+    let making: Making | undefined;
+    let found: Reservation | undefined;
+    const ask = async (edge: string): Promise<Admission<EdgeSandbox>> => {
+      if (making !== undefined) return this.askNext(making, edge);
+      try {
+        const reservation = await this.reserve(order, edge);
+        if (!reservation.existing) making = { ...order, reservation };
+        else found = reservation;
+      } catch (stop) {
+        return { admitted: false, stop };
       }
-      const ask = (edge: string) => this.ask(making, edge, true);
-      const { edge, value } = await placeSandbox(edges.view, placement, ask, { random });
-      return await this.placed(making, edge, value);
+      if (making === undefined) return { admitted: false, stop: undefined };
+      return this.ask(making, edge, true);
+    };
+    try {
+      return await this.placeBy(order, ask, () => making as unknown as Making);
     } catch (error) {
-      if (isDsecError(error, 'CREATE_UNSETTLED')) this.settle(making, String(error.params.edge));
-      else if (!isDsecError(error, 'IAM_RESERVATION_GONE')) await iam.release(id);
+      if (found === undefined && making === undefined && isDsecError(error, 'PLACEMENT_NO_ROOM')) {
+        found = await this.madeBefore(order);
+      }
+      if (found !== undefined) return this.again(order, found);
+      if (making !== undefined) await this.failed(making, error);
       throw error;
     }
   }
 
+  private async placeBy(
+    { placement }: Order,
+    ask: (edge: string) => Promise<Admission<EdgeSandbox>>,
+    making: () => Making,
+  ): Promise<SandboxView> {
+    const { edges, random = Math.random } = this.options;
+    const { edge, value } = await placeSandbox(edges.view, placement, ask, { random });
+    return this.placed(making(), edge, value);
+  }
+
+  /** Where there is room for nothing, what was made before is there all the same. */
+  private async madeBefore(order: Order): Promise<Reservation | undefined> {
+    if (order.asked.requestId === undefined) return undefined;
+    const reservation = await this.reserve(order);
+    if (reservation.existing) return reservation;
+    await this.options.iam.release(reservation.id);
+    return undefined;
+  }
+
+  /** Somebody has asked with the same request id before. */
+  private async again(order: Order, found: Reservation): Promise<SandboxView> {
+    let reservation = found;
+    // Whoever reserved it is about to choose an edge: two would make two.
+    for (let waited = 0; isBegun(reservation) && waited < OTHERS_MS; waited += AGAIN_MS) {
+      await delay(AGAIN_MS);
+      reservation = await this.reserve(order);
+    }
+    if (reservation.state !== 'pending') return this.there(reservation);
+    const making: Making = { ...order, reservation };
+    try {
+      const { edge } = reservation;
+      if (edge !== undefined) {
+        const answer = await this.askAgain(making, edge);
+        if (answer.admitted) return await this.placed(making, edge, answer.value);
+      }
+      return await this.placeBy(
+        order,
+        (next) => this.askNext(making, next),
+        () => making,
+      );
+    } catch (error) {
+      await this.failed(making, error);
+      throw error;
+    }
+  }
+
+  private async failed(making: Making, error: unknown): Promise<void> {
+    if (isDsecError(error, 'CREATE_UNSETTLED')) this.settle(making, String(error.params.edge));
+    else if (!isDsecError(error, 'IAM_RESERVATION_GONE')) await this.options.iam.release(making.reservation.id);
+  }
+
+  /** What was made for the same request id before. */
+  private async there({ edge, sandbox: name, state, id: reservation }: Reservation): Promise<SandboxView> {
+    if (edge === undefined || name === undefined) throw fail('CREATE_UNSETTLED', { edge: 'an edge' });
+    const id = `${name}.${edge}`;
+    let told: EdgeSandbox | undefined;
+    try {
+      const path = `/v1/sandboxes/${encodeURIComponent(name)}`;
+      told = await this.options.edges.ask<EdgeSandbox>(edge, { method: 'GET', path });
+    } catch (error) {
+      const problem = gone(id, error);
+      // Its edge may be away, or have removed it; that it has ended is known here.
+      const knows = isDsecError(problem, 'SANDBOX_GONE') && problem.params.reason !== NOT_THERE;
+      if (state === 'placed' || knows) throw problem;
+    }
+    // Another one may have the name by now.
+    if (state === 'placed' && told?.owner?.reservation === reservation) return viewOf(edge, told);
+    throw fail('SANDBOX_GONE', { id, reason: 'it has ended; it was made for this request id' });
+  }
+
+  private async askNext(making: Making, edge: string): Promise<Admission<EdgeSandbox>> {
+    try {
+      const from = performance.now();
+      await this.options.iam.asking(making.reservation.id, edge);
+      this.observe('asking', from);
+    } catch (stop) {
+      return { admitted: false, stop };
+    }
+    return this.ask(making, edge, true);
+  }
+
+  private async askAgain(making: Making, edge: string): Promise<Admission<EdgeSandbox>> {
+    await this.options.iam.asking(making.reservation.id, edge);
+    return this.ask(making, edge, false);
+  }
+
+  private bodyOf({ asked, project, placement, amounts, reservation }: Making): object {
+    const { user, job, backend, alone } = placement;
+    const owner = { project, user, job, reservation: reservation.id };
+    const store = this.options.storeUrl;
+    const ours = { project: undefined, labels: undefined, job: undefined };
+    // Spread and overwritten, as it costs a tenth of leaving fields out; JSON has none that are undefined.
+    return { ...asked, ...ours, backend, store, requestId: reservation.id, owner, amounts, alone };
+  }
+
   /** `fresh`: it was not asked for this before, so one that is not reached has not made it. */
   private async ask(making: Making, edge: string, fresh: boolean): Promise<Admission<EdgeSandbox>> {
-    const { iam } = this.options;
-    await this.timed('asking', () => iam.asking(making.reservation.id, edge));
-    const request = {
-      method: 'POST',
-      path: '/v1/sandboxes',
-      body: making.body,
-      headers: { 'x-request-id': making.caller.requestId },
-      timeoutMs: EDGE_MS,
-    } as const;
+    const { creates } = this.options;
+    const body = this.bodyOf(making);
     let unsettled = !fresh;
     for (const until = Date.now() + SETTLE_MS; ; ) {
       try {
-        const value = await this.timed('edge', () => this.options.edges.client(edge).json<EdgeSandbox>(request));
+        const from = performance.now();
+        const value = await creates.create(edge, body, making.caller.requestId);
+        this.observe('edge', from);
         const { epoch = '', number = 0 } = value.admission ?? {};
         return { admitted: true, epoch, number, value };
       } catch (error) {
@@ -217,18 +317,18 @@ export class SandboxMaker {
     const { identity, requestId } = caller;
     const entry = { ...whose(identity), action: 'sandbox.create', project, target: view.id, requestId };
     try {
-      await this.timed('placed', () =>
-        Promise.all([
-          iam.placed(reservation.id, edge, told.name),
-          access.audit({ ...entry, outcome: 'done', detail: { image: asked.image } }),
-        ]),
-      );
+      const from = performance.now();
+      await Promise.all([
+        iam.placed(reservation.id, edge, told.name),
+        access.audit({ ...entry, outcome: 'done', detail: { image: asked.image } }),
+      ]);
+      this.observe('placed', from);
     } catch (error) {
       // It counts for nobody now.
       await this.remove(edge, told.name);
       throw error;
     }
-    if (caller.gone.aborted && asked.requestId === undefined) {
+    if (caller.isGone && asked.requestId === undefined) {
       // Nobody knows of it.
       await this.remove(edge, told.name);
       throw caller.gone.reason;
@@ -271,18 +371,8 @@ export class SandboxMaker {
     }
   }
 
-  private async timed<T>(
-    step: Parameters<NonNullable<MakerOptions['observe']>>[0],
-    work: () => Promise<T>,
-  ): Promise<T> {
-    const { observe } = this.options;
-    if (observe === undefined) return work();
-    const from = performance.now();
-    try {
-      return await work();
-    } finally {
-      observe(step, (performance.now() - from) / 1000);
-    }
+  private observe(step: CreateStep, fromMs: number): void {
+    this.options.observe?.(step, (performance.now() - fromMs) / 1000);
   }
 }
 
@@ -298,8 +388,4 @@ export function amountsOf(
   const { cpus, memoryBytes = defaults.memoryBytes, diskBytes = defaults.diskBytes } = asked;
   const cpuMilli = cpus === undefined ? defaults.cpuMilli : Math.ceil(cpus * 1000);
   return { cpuMilli, memoryBytes, diskBytes, gpus: 0 };
-}
-
-function ofQuota({ cpuMilli, memoryBytes, diskBytes }: Amounts) {
-  return { cpuMilli, memoryBytes, diskBytes };
 }

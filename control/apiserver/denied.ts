@@ -3,7 +3,6 @@ import type { Identity } from '../iam/iam.ts';
 import type { ApiParts } from './api-parts.ts';
 import type { SandboxFilter } from './request-schemas.ts';
 import { listSandboxes } from './sandbox-list.ts';
-import type { SandboxView } from './sandbox-view.ts';
 
 export interface Denied {
   readonly sandbox: string;
@@ -24,11 +23,16 @@ export async function deniedAttempts(
 ): Promise<{
   readonly denied: readonly Denied[];
   readonly unreachable: readonly string[];
+  /** There are more sandboxes than were asked. */
   readonly truncated?: boolean;
 }> {
   const limit = Math.min(filter.limit ?? MOST_SANDBOXES, MOST_SANDBOXES);
-  const { sandboxes, ...rest } = await listSandboxes(edges, access, identity, { ...filter, limit }, signal);
-  const left = [...(sandboxes as SandboxView[])];
+  const {
+    sandboxes,
+    unreachable,
+    continue: more,
+  } = await listSandboxes(edges, access, identity, { ...filter, limit }, signal);
+  const left = [...sandboxes];
   const denied: Denied[] = [];
   const worker = async () => {
     for (let view = left.pop(); view !== undefined; view = left.pop()) {
@@ -45,5 +49,5 @@ export async function deniedAttempts(
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
   denied.sort((a, b) => String(b.time).localeCompare(String(a.time)));
-  return { denied, ...rest };
+  return { denied, unreachable, ...(more === undefined ? {} : { truncated: true }) };
 }

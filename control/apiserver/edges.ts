@@ -7,6 +7,7 @@ import { fail } from '../errors.ts';
 import { ClusterView } from '../placement/cluster-view.ts';
 import type { NodeReport } from '../placement/node-report.ts';
 import { type NodeReportJson, reportFromJson } from '../placement/report-json.ts';
+import type { ClusterToken } from '../service-base/cluster-token.ts';
 import { PeerClient, type PeerRequest } from '../service-base/peer-client.ts';
 import type { ClientTlsFiles } from '../service-base/tls-files.ts';
 
@@ -28,7 +29,7 @@ interface ClusterAnswer {
 
 export interface EdgesOptions {
   readonly watcherUrl: string;
-  readonly token: string | undefined;
+  readonly token: ClusterToken | undefined;
   readonly tls?: ClientTlsFiles;
   readonly note: (problem: string) => void;
   readonly pollMs?: number;
@@ -38,6 +39,7 @@ export interface EdgesOptions {
 
 export type NodeChange = (edge: string, what: 'up' | 'down' | 'draining' | 'gone') => void;
 
+export const AWAY = 'the watcher says that it is away';
 const POLL_MS = 1000;
 /** Older reports than this place nothing any more. */
 const STALE_MS = 60_000;
@@ -49,6 +51,7 @@ export class Edges {
   private readonly clients = new Map<string, PeerClient>();
   private rows: ReadonlyMap<string, ClusterNode> = new Map();
   private readonly states = new Map<string, string>();
+  private readonly asking = new Map<string, Set<AbortController>>();
   private heardAt = 0;
   private timer: NodeJS.Timeout | undefined;
   private closed = false;
@@ -97,11 +100,24 @@ export class Edges {
 
   /** What an edge answers, as JSON. @throws EDGE_UNREACHABLE, EDGE_UNKNOWN, what was thrown there */
   async ask<T>(edge: string, request: PeerRequest): Promise<T> {
+    const lost = new AbortController();
+    const asking = this.asking.get(edge) ?? new Set();
+    this.asking.set(edge, asking.add(lost));
+    const signal = request.signal === undefined ? lost.signal : AbortSignal.any([request.signal, lost.signal]);
     try {
-      return await this.client(edge).json<T>(request);
+      return await this.client(edge).json<T>({ ...request, signal });
     } catch (error) {
       throw unreachable(edge, error);
+    } finally {
+      asking.delete(lost);
+      if (asking.size === 0 && this.asking.get(edge) === asking) this.asking.delete(edge);
     }
+  }
+
+  /** Who waits for the answer of an edge that is away would wait until a connection notices. */
+  private lost(edge: string): void {
+    const reason = fail('EDGE_UNREACHABLE', { edge, reason: AWAY });
+    for (const asking of this.asking.get(edge) ?? []) asking.abort(reason);
   }
 
   async close(): Promise<void> {
@@ -176,7 +192,9 @@ export class Edges {
   private told(edge: string, now: 'up' | 'down' | 'draining'): void {
     const before = this.states.get(edge);
     this.states.set(edge, now);
-    if (before !== now && (before !== undefined || this.heardAt !== 0)) this.onChange(edge, now);
+    if (before === now || (before === undefined && this.heardAt === 0)) return;
+    if (now === 'down') this.lost(edge);
+    this.onChange(edge, now);
   }
 
   private distrust(): void {
@@ -198,15 +216,17 @@ export function unreachable(edge: string, error: unknown): unknown {
   return fail('EDGE_UNREACHABLE', { edge, reason: String(error.params.reason ?? error.message) }, error);
 }
 
+export const NOT_THERE = 'its edge has none of this name';
+
 /** Of a sandbox that is not there, or not any more: one code, whichever way it is known. */
 export function gone(id: string, error: unknown): unknown {
   if (!isDsecError(error)) return error;
   if (error.code === 'RUNTIME_SANDBOX_GONE') {
     const reason = /has ended: (.*)$/s.exec(error.message)?.[1] ?? 'it has ended';
-    return fail('SANDBOX_GONE', { id, reason }, error);
+    return fail('SANDBOX_GONE', { id, reason, ended: error.params.ended }, error);
   }
   if (error.code === 'RUNTIME_SANDBOX_NOT_FOUND') {
-    return fail('SANDBOX_GONE', { id, reason: 'its edge has none of this name' }, error);
+    return fail('SANDBOX_GONE', { id, reason: NOT_THERE }, error);
   }
   return error;
 }

@@ -11,6 +11,7 @@ import { ForkBody } from '../runtime-service/fork-sandbox.ts';
 import { whose } from './access.ts';
 import type { ApiParts } from './api-parts.ts';
 import { gone } from './edges.ts';
+import { allowHostShared, askerOf, type Isolation } from './host-shared.ts';
 import type { SandboxAddress } from './sandbox-id.ts';
 import { type EdgeSandbox, type SandboxView, viewOf } from './sandbox-view.ts';
 
@@ -52,7 +53,8 @@ export async function forkSandbox(
       throw gone(id, error);
     }
   };
-  const parent = await ask<EdgeSandbox & { amounts?: Amounts }>('GET', '');
+  const parent = await ask<EdgeSandbox & Isolation & { amounts?: Amounts }>('GET', '');
+  await allowHostShared(access, askerOf(request), parent, project);
   const { cpuMilli, memoryBytes, diskBytes } = parent.amounts ?? defaults;
   const amounts = { sandboxes: 1, cpuMilli, memoryBytes, diskBytes };
   const user = request.identity.principal;
@@ -63,14 +65,20 @@ export async function forkSandbox(
     for (let from = 0; from < count; from += AT_ONCE) {
       const some = Array.from({ length: Math.min(AT_ONCE, count - from) }, (_, at) => {
         const key = fork === undefined ? undefined : `fork ${fork} ${from + at}`;
-        return iam.reserve({ project, user, requestId: key, amounts });
+        return iam.reserve({ project, user, requestId: key, amounts, edge });
       });
       const settled = await Promise.allSettled(some);
       for (const one of settled) if (one.status === 'fulfilled') reservations.push(one.value);
       const refused = settled.find((one) => one.status === 'rejected');
       if (refused !== undefined) throw refused.reason;
     }
-    await Promise.all(reservations.filter(({ state }) => state === 'pending').map((one) => iam.asking(one.id, edge)));
+    const ended = reservations.find(({ state }) => state === 'ended');
+    if (ended !== undefined) {
+      const reason = 'it has ended; it was made by this fork';
+      throw fail('SANDBOX_GONE', { id: `${ended.sandbox}.${ended.edge}`, reason });
+    }
+    const before = reservations.filter(({ state, existing }) => existing && state === 'pending');
+    await Promise.all(before.map((one) => iam.asking(one.id, edge)));
   } catch (error) {
     await releaseNew(reservations);
     throw error;

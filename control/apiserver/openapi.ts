@@ -43,10 +43,11 @@ const ROUTES: Readonly<Record<string, Described>> = {
   },
   'GET /v1/sandboxes': {
     summary: 'The sandboxes that the caller may read',
-    description: '`unreachable`: edges that did not answer. Ended ones only with state=ended.',
+    description:
+      '`unreachable`: edges that did not answer. Ended ones only with state=ended. At most `limit` of them (10,000); with `continue` in the answer there are more, and the same request with it gives the next.',
     answer: listed('sandboxes', ref('Sandbox'), {
       unreachable: { type: 'array', items: text },
-      truncated: { type: 'boolean' },
+      continue: text,
     }),
   },
   'GET /v1/sandboxes/:id': { summary: 'One sandbox', answer: ref('Sandbox') },
@@ -61,6 +62,10 @@ const ROUTES: Readonly<Record<string, Described>> = {
   },
   'POST /v1/sandboxes/:id/pack-diff': {
     summary: 'Makes an image of what a sandbox has changed, while it runs',
+    answer: { type: 'object' },
+  },
+  'PUT /v1/sandboxes/:id/limits': {
+    summary: 'Changes limits of a sandbox that runs, and what it counts as',
     answer: { type: 'object' },
   },
   'GET /v1/nodes': {

@@ -55,12 +55,14 @@ export class Owners {
   }
 
   learn(id: string, owner: KnownOwner): void {
-    if (this.known.size >= MOST) {
-      const now = Date.now();
-      for (const [one, { until }] of this.known) if (until < now) this.known.delete(one);
-      if (this.known.size >= MOST) this.known.clear();
+    const now = Date.now();
+    this.known.delete(id);
+    // The oldest is first.
+    for (const [one, { until }] of this.known) {
+      if (until > now && this.known.size < MOST) break;
+      this.known.delete(one);
     }
-    this.known.set(id, { owner, until: Date.now() + BELIEVED_MS });
+    this.known.set(id, { owner, until: now + BELIEVED_MS });
   }
 
   forget(id: string): void {

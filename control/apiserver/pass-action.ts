@@ -2,8 +2,17 @@
 import type { Action } from '../iam/actions.ts';
 
 /** Looking changes nothing; what runs code, writes files or talks to what runs inside is `exec`; all else manages the sandbox. */
-const LOOKS: ReadonlySet<string> = new Set(['', 'commands', 'files', 'network', 'usage', 'shells']);
-const RUNS: ReadonlySet<string> = new Set(['commands', 'files', 'ports', 'shells']);
+const LOOKS: ReadonlySet<string> = new Set([
+  '',
+  'commands',
+  'console',
+  'files',
+  'network',
+  'screen',
+  'usage',
+  'shells',
+]);
+const RUNS: ReadonlySet<string> = new Set(['commands', 'console', 'files', 'ports', 'screen', 'shells']);
 
 /** `rest`: the path behind the id, without a slash at its beginning: `commands/3/output`. */
 export function actionOf(method: string, rest: string): Action {

@@ -6,9 +6,10 @@
  */
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDsecError, messageOf } from '#base';
-import type { Iam } from '../iam/iam.ts';
+import { type Iam, RESOURCES, type ResourceAmounts } from '../iam/iam.ts';
 import type { Edges } from './edges.ts';
-import { isLive, type RosterAnswer, readRoster } from './roster.ts';
+import { counted } from './limits.ts';
+import { isLive, type RosterAnswer, type RosterRow, readRoster } from './roster.ts';
 
 export interface ReconcilerOptions {
   readonly iam: Iam;
@@ -35,6 +36,8 @@ export class Reconciler {
   private sweptAt = 0;
   /** Uncounted in the roster before too. */
   private suspects = new Map<string, ReadonlySet<string>>();
+  /** Reservations of other amounts than their sandboxes, likewise. */
+  private differing = new Map<string, ReadonlySet<string>>();
 
   constructor(options: ReconcilerOptions) {
     this.options = options;
@@ -57,9 +60,13 @@ export class Reconciler {
     const live = roster.sandboxes.filter(isLive);
     const reservations = live.flatMap(({ owner }) => owner?.reservation ?? []);
     const { epoch, writtenAtMs } = roster;
-    const released = await iam.reconcile(edge, { epoch, writtenAtMs, reservations });
+    const counting = await iam.amountsOn(edge);
+    const there = new Set(reservations);
+    const isShort = [...counting.keys()].some((id) => !there.has(id));
+    const released = isShort ? await iam.reconcile(edge, { epoch, writtenAtMs, reservations }) : [];
     if (released.length > 0) note(`${edge}: ${released.length} reservations released: its roster does not hold them`);
-    const uncounted = new Set(reservations.length === 0 ? [] : await iam.uncounted(edge, reservations));
+    await this.correct(edge, live, counting);
+    const uncounted = new Set(reservations.filter((id) => !counting.has(id)));
     const before = this.suspects.get(edge) ?? new Set();
     this.suspects.set(edge, uncounted);
     const old = live.filter(({ name, owner, createdAt }) => {
@@ -77,6 +84,30 @@ export class Reconciler {
       const path = `/v1/sandboxes/${encodeURIComponent(name ?? '')}?force=true`;
       await edges.ask(edge, { method: 'DELETE', path });
       note(`${name}.${edge}: removed: it counted for no project`);
+    }
+  }
+
+  /** What a change of limits left counted for too much, or too little, since whoever asked for it died or lost the answer. */
+  private async correct(
+    edge: string,
+    live: readonly RosterRow[],
+    counting: ReadonlyMap<string, ResourceAmounts>,
+  ): Promise<void> {
+    const { iam, note } = this.options;
+    const before = this.differing.get(edge) ?? new Set();
+    const now = new Set<string>();
+    this.differing.set(edge, now);
+    for (const { owner, amounts } of live) {
+      const id = owner?.reservation;
+      const counts = id === undefined ? undefined : counting.get(id);
+      if (id === undefined || counts === undefined || amounts === undefined) continue;
+      const there = counted(amounts);
+      if (RESOURCES.every((resource) => there[resource] === counts[resource])) continue;
+      now.add(id);
+      // One that is seen for the first time may be under way.
+      if (!before.has(id)) continue;
+      await iam.resize(id, there);
+      note(`${edge}: reservation ${id} counts now as what its sandbox has`);
     }
   }
 

@@ -1,5 +1,6 @@
 /** What clients may ask the apiserver for. Of a sandbox it is what the runtime service takes, but for the store, which the cluster has. */
 import { type Static, Type } from '@sinclair/typebox';
+import { SANDBOX_BACKENDS } from '#runtime';
 import { createFields } from '../runtime-service/sandbox-routes.ts';
 
 const { store: _store, ...ofRuntime } = createFields;
@@ -13,7 +14,7 @@ export const CreateRequest = Type.Object(
     image: Text(1000),
     name: Type.Optional(Type.String({ pattern: '^[a-z0-9][a-z0-9_.-]{0,62}$' })),
     requestId: Type.Optional(Text(256)),
-    backend: Type.Optional(Type.Literal('container')),
+    backend: Type.Optional(Type.Union(SANDBOX_BACKENDS.map((name) => Type.Literal(name)))),
     store: Type.Optional(Text(1000)),
     project: Type.Optional(ProjectPath),
     job: Type.Optional(Text(200)),
@@ -42,7 +43,8 @@ export const SandboxQuery = Type.Object(
     user: Type.Optional(Text(200)),
     job: Type.Optional(Text(200)),
     state: Type.Optional(Text(40)),
-    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 400_000 })),
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 10_000 })),
+    continue: Type.Optional(Type.String({ minLength: 1, maxLength: 400, description: 'of the page before' })),
   },
   { additionalProperties: false },
 );

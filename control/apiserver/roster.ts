@@ -8,6 +8,7 @@ export interface RosterRow {
   readonly state: string;
   readonly end?: { readonly reason?: string; readonly detail?: string };
   readonly owner?: Owner;
+  readonly amounts?: { readonly cpuMilli: number; readonly memoryBytes: number; readonly diskBytes: number };
   readonly backend?: string;
   readonly createdAt?: string;
   readonly expiresAt?: string;

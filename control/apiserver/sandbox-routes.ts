@@ -8,13 +8,15 @@ import { fail } from '../errors.ts';
 import type { Action } from '../iam/actions.ts';
 import type { Identity } from '../iam/iam.ts';
 import { PackBody } from '../pack-sandbox.ts';
+import { LimitsBody } from '../runtime-service/limit-schemas.ts';
 import { whose } from './access.ts';
 import type { ApiParts } from './api-parts.ts';
 import { type BatchAsked, batchLines, batchOf } from './batch.ts';
 import type { Caller } from './create-sandbox.ts';
 import { gone } from './edges.ts';
 import { ForkRequest, forkSandbox } from './fork.ts';
-import { checkPackTarget } from './pack-target.ts';
+import { packTarget } from './image-target.ts';
+import { changeLimits } from './limits.ts';
 import { actionOf } from './pass-action.ts';
 import { passOn, passUpgrade, refuseUpgrade } from './pass-through.ts';
 import { BatchRequest, CreateRequest, SandboxQuery } from './request-schemas.ts';
@@ -72,20 +74,29 @@ export async function sandboxRoutes(app: HttpApp, parts: ApiParts): Promise<void
   app.post(`${ONE}/fork`, { schema: { body: ForkRequest } }, async (request, reply) => {
     const target = await targetOf(request, request.identity, request.id);
     await access.allow(request, 'sandbox.create', target.project, target.id);
-    if (request.body.snapshot !== undefined) await checkPackTarget(parts.store, request.body.snapshot);
-    const forked = await forkSandbox(parts, request, target, request.body);
+    const { snapshot: named } = request.body;
+    const snapshot = named === undefined ? undefined : await packTarget(parts.store, target.project, named);
+    const forked = await forkSandbox(parts, request, target, { ...request.body, snapshot });
     return reply.code(201).send(forked);
   });
   app.post(`${ONE}/pack-diff`, { schema: { body: PackBody } }, async (request, reply) => {
     const target = await targetOf(request, request.identity, request.id);
-    const { store, name } = request.body;
+    const { store } = request.body;
     if (store !== undefined && store !== parts.store.url) throw fail('API_STORE', { store });
-    await checkPackTarget(parts.store, name);
+    const name = await packTarget(parts.store, target.project, request.body.name);
     const { gone: signal } = callerOf(request, reply);
-    const body = { ...request.body, store: undefined };
+    const body = { ...request.body, name, store: undefined };
     const packed = await askEdge<object>(request, target.address, target.id, 'POST', '/pack-diff', body, signal);
     await audited(request, target, 'sandbox.manage', 'done');
     return packed;
+  });
+
+  app.put(`${ONE}/limits`, { schema: { body: LimitsBody } }, async (request) => {
+    const target = await targetOf(request, request.identity, request.id);
+    const limits = await changeLimits(parts, request, target, request.body);
+    events.done('sandbox.changed', target.id, target.project);
+    await audited(request, target, 'sandbox.manage', 'done');
+    return limits;
   });
 
   await app.register(async (scope: FastifyInstance) => {
@@ -203,12 +214,33 @@ export async function sandboxRoutes(app: HttpApp, parts: ApiParts): Promise<void
 }
 
 export function callerOf(request: FastifyRequest, reply: FastifyReply): Caller {
-  const leaving = new AbortController();
-  // Of the answer: its connection may serve many more.
-  reply.raw.once('close', () => {
-    if (!reply.raw.writableFinished) leaving.abort(fail('API_CALLER_GONE'));
-  });
-  return { identity: request.identity, requestId: request.id, gone: leaving.signal };
+  return new RequestCaller(request, reply);
+}
+
+class RequestCaller implements Caller {
+  readonly identity: Identity;
+  readonly requestId: string;
+  isGone = false;
+  private leaving: AbortController | undefined;
+
+  constructor({ identity, id }: FastifyRequest, { raw }: FastifyReply) {
+    this.identity = identity;
+    this.requestId = id;
+    // Of the answer: its connection may serve many more.
+    raw.once('close', () => {
+      if (raw.writableFinished) return;
+      this.isGone = true;
+      this.leaving?.abort(fail('API_CALLER_GONE'));
+    });
+  }
+
+  get gone(): AbortSignal {
+    if (this.leaving === undefined) {
+      this.leaving = new AbortController();
+      if (this.isGone) this.leaving.abort(fail('API_CALLER_GONE'));
+    }
+    return this.leaving.signal;
+  }
 }
 
 /** @throws SANDBOX_ID */

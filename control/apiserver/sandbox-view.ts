@@ -30,7 +30,9 @@ export interface SandboxView {
 }
 
 export function viewOf(edge: string, told: EdgeSandbox): SandboxView {
-  const { name, id: uid, owner, admission: _admission, store: _store, ...rest } = told;
+  const { name, id: uid, owner } = told;
   const { project, user, job } = owner ?? {};
-  return { id: sandboxId({ name, edge }), name, edge, project, user, job, uid, ...rest };
+  const hidden = { owner: undefined, admission: undefined, store: undefined };
+  // Fields that are undefined are in no JSON; to leave them out here costs ten times as much, for each of a list of thousands.
+  return { ...told, ...hidden, id: sandboxId({ name, edge }), edge, project, user, job, uid };
 }

@@ -30,13 +30,13 @@ export class WorkInHand {
     return this.waiters.size;
   }
 
-  /** `patient`: waits however many wait already, since whoever asks bounds that himself. @throws API_BUSY, the signal's reason */
-  async run<T>(work: () => Promise<T>, signal?: AbortSignal, patient = false): Promise<T> {
+  /** `patient`: waits however many wait already, since whoever asks bounds that himself. @throws API_BUSY, the reason why its asker has gone */
+  async run<T>(work: () => Promise<T>, asker?: { readonly gone: AbortSignal }, patient = false): Promise<T> {
     if (this.running >= this.limits.atOnce) {
       if (!patient && this.waiters.size >= this.limits.waiting) {
         throw fail('API_BUSY', { inHand: this.running, waiting: this.waiters.size });
       }
-      await this.turn(signal);
+      await this.turn(asker?.gone);
     } else this.running++;
     try {
       return await work();

@@ -69,6 +69,11 @@ export const commandTable: readonly CommandEntry[] = [
     summary: 'record what a start of an image reads, so that the next one finds it fetched',
     load: () => import('./commands/trace.ts'),
   },
+  {
+    name: 'fncall',
+    summary: 'run short tasks in containers that are there already',
+    load: () => import('./commands/fncall.ts'),
+  },
   { name: 'sandbox', summary: 'list, stop and remove sandboxes', load: () => import('./commands/sandbox.ts') },
   {
     name: 'pack-diff',
@@ -121,6 +126,11 @@ export const commandTable: readonly CommandEntry[] = [
     name: 'audit',
     summary: 'who did what in a cluster',
     load: () => import('./commands/audit.ts'),
+  },
+  {
+    name: 'vm',
+    summary: 'what sandboxes in virtual machines need of this node',
+    load: () => import('./commands/vm.ts'),
   },
   {
     name: 'doctor',

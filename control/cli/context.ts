@@ -11,6 +11,8 @@ export type Cleanup = () => void | Promise<void>;
 
 /** A client of the runtime service, whose command runs in the service's process. */
 export interface Caller extends SandboxCaller {
+  /** Its standard input is /dev/null. */
+  readonly stdinIsNull: boolean;
   /** Sandboxes with the client's standard streams. */
   readonly backend: Backend;
   /** The client's standard input; it is read from when somebody asks for it. */

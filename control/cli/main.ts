@@ -11,6 +11,7 @@ import { fail } from '../errors.ts';
 import type { CommandDefinition } from './command.ts';
 import { commandTable } from './command-table.ts';
 import type { Cleanup, Context } from './context.ts';
+import { endProcess } from './end-process.ts';
 import { exactArguments, refuseInexact, refuseInexactVariables } from './exact-text.ts';
 import { withExamples } from './examples.ts';
 import { Output } from './output.ts';
@@ -51,7 +52,7 @@ export async function main(given: readonly string[], starter?: Starter): Promise
         process.stderr.write(`dsec: while cleaning up: ${messageOf(error)}\n`);
       }
     }
-    process.exit(status);
+    endProcess(status);
   };
   const end = (status: number) => {
     endedBy ??= status;
@@ -88,14 +89,14 @@ export async function main(given: readonly string[], starter?: Starter): Promise
     process.on(signal, () => {
       if (signalHandler !== undefined) signalHandler(signal);
       // A second one: whoever sends it does not want to wait for the command any longer, a third one not for cleaning up.
-      else if (finishing !== undefined) process.exit(128 + constants.signals[signal]);
+      else if (finishing !== undefined) endProcess(128 + constants.signals[signal]);
       else if (endedBy !== undefined) finish(endedBy);
       else end(128 + constants.signals[signal]);
     });
   }
   process.on('SIGQUIT', () => {
     if (signalHandler !== undefined) signalHandler('SIGQUIT');
-    else process.exit(128 + constants.signals.SIGQUIT);
+    else endProcess(128 + constants.signals.SIGQUIT);
   });
   process.on('uncaughtException', failed);
   process.on('unhandledRejection', failed);

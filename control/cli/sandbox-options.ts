@@ -2,7 +2,6 @@
 import type { Command } from 'commander';
 import { type BlobStore, type Image, openImage } from '#imagesvc';
 import { RUNTIME_NAMES, type RunOptions, USERNS_MODES, type UsernsMode } from '#runtime';
-import { fail } from '../errors.ts';
 import { choice } from './choice.ts';
 import type { Context } from './context.ts';
 import { refuseInexactVariables } from './exact-text.ts';
@@ -16,7 +15,7 @@ export interface SandboxOptions {
   readonly workdir?: string;
   readonly entrypoint?: string;
   readonly tty?: boolean;
-  readonly network: string;
+  readonly network?: string;
   readonly runtime?: string;
   readonly userns?: string;
 }
@@ -37,7 +36,6 @@ export function withSandboxOptions(command: Command): Command {
     .option('-w, --workdir <folder>', 'where the command starts')
     .option('--entrypoint <program>', "in place of the image's")
     .option('-t, --tty', 'give it this terminal')
-    .option('--network <mode>', 'none: loopback alone; host: that of this machine', 'none')
     .option('--runtime <name>', 'what starts it: dsec, crun or runc (default: the first of them that is there)')
     .option('--userns <mode>', USERNS_HELP);
 }
@@ -51,7 +49,7 @@ export async function sandboxOptionsOf(
   program: string,
   context: Context,
 ): Promise<RunOptions> {
-  const network = checkSandboxOptions(options, program);
+  checkSandboxOptions(options, program);
   const workspace = options.workspace === undefined ? undefined : await openImage(store, options.workspace);
   noteKind(workspace, context);
   return {
@@ -65,7 +63,7 @@ export async function sandboxOptionsOf(
     user: options.user,
     workdir: options.workdir,
     terminal: options.tty ?? false,
-    network,
+    network: options.network === 'host' ? 'host' : 'none',
     runtime: options.runtime,
     userns: usernsOf(options),
     caller: context.caller,
@@ -82,19 +80,14 @@ export function usernsOf({ userns }: { readonly userns?: string }): UsernsMode |
 }
 
 /** What is wrong whatever the store holds. @throws CLI_USAGE */
-export function checkSandboxOptions(options: SandboxOptions, program: string): 'none' | 'host' {
-  const { network, env, runtime } = options;
+export function checkSandboxOptions({ env, runtime, ...options }: SandboxOptions, program: string): void {
   usernsOf(options);
   choice('--runtime', runtime, RUNTIME_NAMES);
-  if (network !== 'none' && network !== 'host') {
-    throw fail('CLI_USAGE', { problem: `--network ${network}: it is none or host`, program });
-  }
   // Those that are asked for by name; others never reach the sandbox.
   refuseInexactVariables(
     program,
     (env ?? []).filter((entry) => !entry.includes('=')),
   );
-  return network;
 }
 
 /** An image of another kind works too, but its files may lie elsewhere than meant, and all of its layers go above the base's. */

@@ -1,7 +1,7 @@
 /** What the services of the cluster have in common on the command line, and how each runs until it is told to end. */
 import type { Command } from 'commander';
 import { fail } from '../errors.ts';
-import { clusterToken } from '../service-base/cluster-token.ts';
+import { type ClusterToken, clusterToken } from '../service-base/cluster-token.ts';
 import type { ClientTlsFiles, ServerTlsFiles } from '../service-base/tls-files.ts';
 import { choice } from './choice.ts';
 import type { Context } from './context.ts';
@@ -40,7 +40,7 @@ export function withServiceOptions(command: Command, defaults: { readonly listen
 export interface ServiceSettings {
   readonly listen: string;
   readonly tls: ServerTlsFiles | undefined;
-  readonly token: string | undefined;
+  readonly token: ClusterToken | undefined;
   /** For connections to other services. */
   readonly peerTls: ClientTlsFiles;
   readonly drainMs: number;

@@ -2,6 +2,7 @@
 import { readFileSync, statfsSync } from 'node:fs';
 import { availableParallelism, totalmem } from 'node:os';
 import { messageOf } from '#base';
+import { microvmSupport, type SandboxBackend } from '#runtime';
 import { parseSize } from '../cli/size.ts';
 import { fail } from '../errors.ts';
 import type { AdmissionLimits } from './admission.ts';
@@ -43,6 +44,7 @@ export function admissionLimits({
   };
   const share = (from: Map<string, string>, name: string, otherwise: number) =>
     number(name, from.get(name), 1, otherwise);
+  const sandboxes = Math.floor(number('sandboxes', given.get('sandboxes'), 1e6, DEFAULT_SANDBOXES));
   return {
     capacity: {
       cpuMilli: Math.round(1000 * number('cpus', given.get('cpus'), 1e6, availableParallelism() * CPU_OVERCOMMIT)),
@@ -50,14 +52,17 @@ export function admissionLimits({
       diskBytes: size('disk', () => diskOf(stateDir)),
       gpus: Math.floor(number('gpus', given.get('gpus'), 1024, 0)),
     },
-    sandboxes: new Map([
-      ['container', Math.floor(number('sandboxes', given.get('sandboxes'), 1e6, DEFAULT_SANDBOXES))],
-    ]),
+    sandboxes: new Map(backendsHere(stateDir).map((backend) => [backend, sandboxes])),
     memoryReserve: share(kept, 'memory', RESERVE),
     diskReserve: share(kept, 'disk', RESERVE),
     // Busy processors make sandboxes slow; waiting for memory means that soon they are ended.
     mostWaiting: { cpu: share(waits, 'cpu', 1), memory: share(waits, 'memory', 0.5), io: share(waits, 'io', 0.95) },
   };
+}
+
+/** Others are refused here, and placed elsewhere. */
+function backendsHere(stateDir: string): SandboxBackend[] {
+  return microvmSupport(stateDir, { probe: false }).problem === undefined ? ['container', 'microvm'] : ['container'];
 }
 
 function pairs(option: string, text: string, known: readonly string[]): Map<string, string> {

@@ -4,7 +4,9 @@
  */
 import { type Static, Type } from '@sinclair/typebox';
 import type { FastifyInstance } from 'fastify';
-import type { ResidentSandbox } from '#runtime';
+import type { NodeSandbox } from '#runtime';
+import type { FnCallHost } from '../fncall/fncall-host.ts';
+import { fncallMetrics, fncallRoutes } from '../fncall/fncall-routes.ts';
 import {
   createFields,
   createOptions,
@@ -13,12 +15,13 @@ import {
   takeOctets,
 } from '../runtime-service/sandbox-routes.ts';
 import type { Service } from '../service-base/service-app.ts';
+import { createStream } from './create-stream.ts';
 import type { EdgeNode } from './edge-node.ts';
 import { edgeRoutes } from './edge-routes.ts';
 import { refuseOther, refuseOthers, SANDBOX_HEADER } from './meant-sandbox.ts';
 import type { OperationLog } from './operation-log.ts';
 import { OPERATION_HEADER, recordOperations } from './operations.ts';
-import { amountsOf, LOCAL_OWNER, ownerFields, promisedOf } from './sandbox-owner.ts';
+import { AMOUNTS_HEADER, amountsIn, amountsOf, LOCAL_OWNER, ownerFields, promisedOf } from './sandbox-owner.ts';
 
 const CreateBody = Type.Object(
   { ...createFields, store: Type.Optional(createFields.store), ...ownerFields },
@@ -28,12 +31,14 @@ const CreateBody = Type.Object(
 export interface EdgeAppOptions {
   readonly edge: EdgeNode;
   readonly operations: OperationLog;
+  /** Where there are tasks too. */
+  readonly fncall?: FnCallHost;
   /** Of images whose store is not named. */
   readonly storeUrl: string;
 }
 
 /** Before the service listens. */
-export async function edgeApp(service: Service, { edge, operations, storeUrl }: EdgeAppOptions): Promise<void> {
+export async function edgeApp(service: Service, { edge, operations, fncall, storeUrl }: EdgeAppOptions): Promise<void> {
   const { app, metrics } = service;
   const plain = app as unknown as FastifyInstance;
   takeOctets(plain);
@@ -41,30 +46,33 @@ export async function edgeApp(service: Service, { edge, operations, storeUrl }: 
   refuseOthers(plain, idOf);
   recordOperations(plain, operations, idOf);
   edgeRoutes(app, edge);
-  const view = (sandbox: ResidentSandbox) => {
+  if (fncall !== undefined) {
+    fncallRoutes(plain, fncall);
+    fncallMetrics(metrics, fncall);
+  }
+  const view = (sandbox: NodeSandbox) => {
     const held = edge.heldBy(sandbox.name);
     const { owner, amounts, alone } = held ?? promisedOf(sandbox.facts);
     return { ...sandboxView(sandbox), edge: edge.edge, owner, amounts, alone, admission: held?.admission };
   };
   app.get('/v1/sandboxes', async () => edge.list().map(view));
-  app.post('/v1/sandboxes', { config: { hot: true }, schema: { body: CreateBody } }, async ({ body }, reply) => {
-    const {
-      owner = LOCAL_OWNER,
-      amounts,
-      backend = 'container',
-      alone = false,
-      ...asked
-    } = body as Static<typeof CreateBody>;
+  const create = async (body: Static<typeof CreateBody>) => {
+    const { owner = LOCAL_OWNER, amounts, backend = 'container', alone = false, ...asked } = body;
     const promised = { owner, amounts: amounts ?? amountsOf(asked), backend, alone };
-    const prepare = () => createOptions({ ...asked, store: asked.store ?? storeUrl });
+    const prepare = () => createOptions({ ...asked, backend, store: asked.store ?? storeUrl });
     const { sandbox, held } = await edge.createHeld(promised, asked.requestId, prepare);
-    reply.code(201);
     // It may have ended by now, and be no longer held.
     return { ...view(sandbox), owner: held.owner, amounts: held.amounts, admission: held.admission };
+  };
+  app.post('/v1/sandboxes', { config: { hot: true }, schema: { body: CreateBody } }, async ({ body }, reply) => {
+    reply.code(201);
+    return create(body as Static<typeof CreateBody>);
   });
+  createStream(service, CreateBody, create);
   await sandboxRoutes(plain, edge, {
     machinePaths: false,
     view,
+    update: (sandbox, changes, headers) => edge.update(sandbox, changes, amountsIn(headers[AMOUNTS_HEADER])),
     authorize(request) {
       service.authorize(request);
       const name = /^\/v1\/sandboxes\/([^/?]+)/.exec(request.url ?? '')?.[1] ?? '';

@@ -7,14 +7,17 @@
 import { availableParallelism } from 'node:os';
 import { isDsecError, messageOf, Slots } from '#base';
 import {
+  type AllLimits,
   type CreateOptions,
+  type LimitChanges,
   listSandboxes,
-  type ResidentSandbox,
+  type NodeSandbox,
   type SandboxEnd,
   type SandboxNode,
   type SandboxRecord,
 } from '#runtime';
 import { fail } from '../errors.ts';
+import type { Amounts } from '../placement/amounts.ts';
 import type { NodeReport } from '../placement/node-report.ts';
 import type { Sandboxes } from '../runtime-service/route.ts';
 import type { EdgeHost, Roster, RosterEntry } from './edge-host.ts';
@@ -23,6 +26,7 @@ import type { Pressure, PressureGauge } from './pressure.ts';
 import { failAsRuntime } from './runtime-failure.ts';
 import {
   admissionIn,
+  amountsOf,
   type Promised,
   promisedIn,
   promisedOf,
@@ -39,15 +43,17 @@ export interface EdgeNodeOptions {
   readonly keepEndedMs: number;
   readonly noteDraining: (on: boolean) => void;
   readonly onNote: (text: string) => void;
+  /** Where it runs tasks too (FnCall): how many are at work, and how many can be. */
+  readonly tasks?: () => { readonly sandboxes: number; readonly limit: number };
   /** Called from time to time: what is kept of sandboxes that went before `beforeMs` can go. */
   readonly onSweep?: (beforeMs: number) => void;
 }
 
 interface Entry {
-  readonly held: Held;
+  held: Held;
   readonly requestId: string | undefined;
   /** Once it is there. */
-  sandbox?: ResidentSandbox;
+  sandbox?: NodeSandbox;
 }
 
 interface Ended {
@@ -66,7 +72,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   /** By the number of their admission. */
   private readonly creating = new Map<number, Entry>();
   /** By request id; those of sandboxes that run or are being created. */
-  private readonly byRequest = new Map<string, { readonly entry: Entry; readonly made: Promise<ResidentSandbox> }>();
+  private readonly byRequest = new Map<string, { readonly entry: Entry; readonly made: Promise<NodeSandbox> }>();
   /** More at once would only wait for each other. */
   private readonly creations = new Slots(Math.max(8, 4 * availableParallelism()));
   private readonly ended = new Map<string, Ended>();
@@ -87,7 +93,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   }
 
   /** As the runtime's, for a fork: `options.tag` is its parent's. @throws EDGE_REFUSED, EDGE_REQUEST_TAKEN, as the runtime's */
-  async create(options: CreateOptions): Promise<ResidentSandbox> {
+  async create(options: CreateOptions): Promise<NodeSandbox> {
     const parent = promisedIn(options.tag) ?? promisedOf({ limits: options });
     const promised = { ...parent, owner: { ...parent.owner, reservation: reservationIn(options.tag) } };
     return (await this.createHeld(promised, options.requestId, async () => options)).sandbox;
@@ -98,7 +104,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
     promised: Promised,
     requestId: string | undefined,
     prepare: () => Promise<CreateOptions>,
-  ): Promise<{ readonly sandbox: ResidentSandbox; readonly held: Held }> {
+  ): Promise<{ readonly sandbox: NodeSandbox; readonly held: Held }> {
     const known = requestId === undefined ? undefined : this.byRequest.get(requestId);
     if (known !== undefined) {
       this.refuseOtherProject(known.entry.held.owner, promised);
@@ -111,11 +117,11 @@ export class EdgeNode implements Sandboxes, EdgeHost {
     return { sandbox: await made, held: entry.held };
   }
 
-  get(name: string): ResidentSandbox {
+  get(name: string): NodeSandbox {
     return this.options.node.get(name);
   }
 
-  list(): ResidentSandbox[] {
+  list(): NodeSandbox[] {
     return this.options.node.list();
   }
 
@@ -126,6 +132,29 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   async remove(name: string, options?: { readonly force?: boolean }): Promise<void> {
     await this.options.node.remove(name, options);
     this.noteGone(name);
+  }
+
+  /**
+   * What it counts as changes with its limits: as `amounts` says, else as the limits do. Promised before it has it, as a creation is.
+   * @throws EDGE_REFUSED, as the sandbox's `update`; then all is as it was
+   */
+  async update(sandbox: NodeSandbox, changes: LimitChanges, amounts?: Amounts): Promise<AllLimits> {
+    const { ledger } = this.options;
+    const entry = this.entries.get(sandbox.name);
+    if (entry === undefined) return sandbox.update(changes);
+    const before = entry.held;
+    const next = amounts ?? amountsOf({ ...sandbox.facts.limits, ...changes });
+    entry.held = ledger.resize(before, next);
+    try {
+      const limits = await sandbox.update(changes);
+      const { tag } = sandbox.facts.resident ?? {};
+      if (promisedIn(tag) !== undefined) sandbox.retag({ ...tag, amounts: next });
+      return limits;
+    } catch (error) {
+      // It has ended meanwhile, and given back what it had then.
+      if (this.entries.get(sandbox.name) === entry) entry.held = ledger.resize(entry.held, before.amounts);
+      throw error;
+    }
   }
 
   heldBy(name: string): Held | undefined {
@@ -139,7 +168,9 @@ export class EdgeNode implements Sandboxes, EdgeHost {
 
   report(): NodeReport {
     this.adoptUnknown();
-    return this.options.ledger.report(this.measured(), this.layers);
+    const report = this.options.ledger.report(this.measured(), this.layers);
+    const tasks = this.options.tasks?.();
+    return tasks === undefined ? report : { ...report, backends: new Map([...report.backends, ['fncall', tasks]]) };
   }
 
   roster(): Roster {
@@ -175,15 +206,11 @@ export class EdgeNode implements Sandboxes, EdgeHost {
     return counts;
   }
 
-  private async make(
-    entry: Entry,
-    promised: Promised,
-    prepare: () => Promise<CreateOptions>,
-  ): Promise<ResidentSandbox> {
+  private async make(entry: Entry, promised: Promised, prepare: () => Promise<CreateOptions>): Promise<NodeSandbox> {
     const { ledger, node } = this.options;
     const { admission } = entry.held;
     this.creating.set(admission.number, entry);
-    let sandbox: ResidentSandbox;
+    let sandbox: NodeSandbox;
     try {
       const options = await prepare();
       const tag = promisedTag(promised, admission);
@@ -203,7 +230,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   }
 
   /** From here on it counts until it has ended. */
-  private follow(entry: Entry, sandbox: ResidentSandbox): void {
+  private follow(entry: Entry, sandbox: NodeSandbox): void {
     entry.sandbox = sandbox;
     // One that had its name was removed on the machine itself.
     this.noteGone(sandbox.name);
@@ -240,7 +267,8 @@ export class EdgeNode implements Sandboxes, EdgeHost {
     const entry = name === undefined ? undefined : this.ended.get(name)?.entry;
     if (name === undefined || entry === undefined) return;
     this.refuseOtherProject(entry.owner, promised);
-    throw failAsRuntime('RUNTIME_SANDBOX_GONE', { name, reason: entry.end?.detail ?? 'nobody knows why' });
+    const { detail: reason = 'nobody knows why', reason: ended } = entry.end ?? {};
+    throw failAsRuntime('RUNTIME_SANDBOX_GONE', { name, reason, ended });
   }
 
   private measured(): Pressure {

@@ -4,7 +4,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { fail } from '../errors.ts';
-import { type Amounts, difference, NOTHING, sum } from '../placement/amounts.ts';
+import { type Amounts, difference, NOTHING, RESOURCES, sum } from '../placement/amounts.ts';
 import type { BackendName, NodeReport } from '../placement/node-report.ts';
 import { type AdmissionLimits, type Holding, refusal } from './admission.ts';
 import type { Pressure } from './pressure.ts';
@@ -54,6 +54,18 @@ export class Ledger {
   /** One that is here already, whatever is promised besides. */
   keep(promised: Promised): Held {
     return this.add(promised, 0);
+  }
+
+  /** Other amounts for one that is here. @throws EDGE_REFUSED where more is asked for than there is */
+  resize(held: Held, amounts: Amounts): Held {
+    const { edge, limits } = this.options;
+    const others = difference(this.reserved, held.amounts);
+    const more = RESOURCES.filter((resource) => amounts[resource] > held.amounts[resource]);
+    const short = more.find((resource) => others[resource] + amounts[resource] > limits.capacity[resource]);
+    if (short !== undefined)
+      throw fail('EDGE_REFUSED', { edge, reason: `the node has promised what it has of ${short}` });
+    this.reserved = sum(others, amounts);
+    return { ...held, amounts };
   }
 
   release({ owner, backend, amounts, alone }: Held): void {

@@ -21,7 +21,7 @@ const OPERATION = /^[\w.:/+=-]{1,128}$/;
 /** What a folder may be called. Sandboxes of other names are not there. */
 const NAME = /^[a-z0-9][a-z0-9_.-]{0,62}$/;
 /** Carried out twice they are not the same as once. */
-const ONCE = /\/(?:stdin|files\/rename)$/;
+const ONCE = /\/(?:stdin|files\/rename|screen\/input|console)$/;
 /** These have request ids of their own, by which the runtime knows them again. */
 const WITH_REQUEST_ID: ReadonlySet<string> = new Set([`${ONE_SANDBOX}/commands`, `${ONE_SANDBOX}/fork`]);
 

@@ -1,6 +1,8 @@
 /** Whose a sandbox is and what was promised to it: comes with its creation, and stays in its record, so that an edge that starts anew has it all. */
 import { type Static, Type } from '@sinclair/typebox';
-import type { SandboxRecord, SandboxTag } from '#runtime';
+import { Value } from '@sinclair/typebox/value';
+import { SANDBOX_BACKENDS, type SandboxRecord, type SandboxTag } from '#runtime';
+import { fail } from '../errors.ts';
 import type { Amounts } from '../placement/amounts.ts';
 import type { BackendName } from '../placement/node-report.ts';
 
@@ -28,7 +30,7 @@ export const AmountsBody = Type.Object(
 export const ownerFields = {
   owner: Type.Optional(OwnerBody),
   amounts: Type.Optional(AmountsBody),
-  backend: Type.Optional(Type.Literal('container')),
+  backend: Type.Optional(Type.Union(SANDBOX_BACKENDS.map((name) => Type.Literal(name)))),
   alone: Type.Optional(Type.Boolean()),
 };
 
@@ -60,6 +62,21 @@ export function amountsOf({ cpus, memoryBytes, diskBytes }: Limits): Amounts {
     diskBytes: diskBytes || UNSAID.diskBytes,
     gpus: 0,
   };
+}
+
+/** Of a request for other limits, as JSON: what the sandbox counts as then, which whoever counts for quotas knows. */
+export const AMOUNTS_HEADER = 'x-dsec-amounts';
+
+/** @throws SERVICE_BAD_REQUEST */
+export function amountsIn(header: string | string[] | undefined): Amounts | undefined {
+  if (header === undefined) return undefined;
+  try {
+    const told = JSON.parse(String(header)) as unknown;
+    if (Value.Check(AmountsBody, told)) return told;
+  } catch {
+    // As if it were another thing.
+  }
+  throw fail('SERVICE_BAD_REQUEST', { problem: `${AMOUNTS_HEADER}: these are no amounts` });
 }
 
 interface EdgeTag extends Promised {

@@ -10,6 +10,7 @@ import { listSandboxes, runtimeFolders } from '#runtime';
 import { fail } from '../errors.ts';
 import type { ServiceSelf } from '../runtime-service/servable.ts';
 import { RuntimeService } from '../runtime-service/service.ts';
+import type { TokenGiven } from '../service-base/cluster-token.ts';
 import { PeerClient } from '../service-base/peer-client.ts';
 import { createService, serviceLogger } from '../service-base/service-app.ts';
 import type { ClientTlsFiles, ServerTlsFiles } from '../service-base/tls-files.ts';
@@ -26,7 +27,7 @@ export interface EdgeOptions {
   readonly self: ServiceSelf;
   readonly listen: string;
   readonly tls?: ServerTlsFiles;
-  readonly token?: string;
+  readonly token?: TokenGiven;
   readonly logLevel: string;
   /** The machine's name by default. */
   readonly id?: string;
@@ -61,7 +62,7 @@ export async function serveEdge(options: EdgeOptions): Promise<ServingEdge> {
     options.watcherUrl === undefined
       ? undefined
       : new PeerClient({ url: options.watcherUrl, token: options.token, tls: options.peerTls, connections: 1 });
-  const runtime = await RuntimeService.start({ self: options.self, note: onNote });
+  const runtime = await RuntimeService.start({ self: options.self, note: onNote, storeUrl: options.storeUrl });
   let node: EdgeNode | undefined;
   let registration: Registration | undefined;
   const close = async (drainMs: number) => {
@@ -87,10 +88,16 @@ export async function serveEdge(options: EdgeOptions): Promise<ServingEdge> {
       keepEndedMs: options.keepEndedMs,
       noteDraining: (on) => state.noteDraining(on),
       onNote,
+      tasks: () => runtime.fncall.use,
       onSweep: (beforeMs) => operations.sweep(beforeMs, (name) => edge.has(name)),
     });
     node = edge;
-    await edgeApp(service, { edge, operations, storeUrl: options.storeUrl ?? defaultStoreUrl() });
+    await edgeApp(service, {
+      edge,
+      operations,
+      fncall: runtime.fncall,
+      storeUrl: options.storeUrl ?? defaultStoreUrl(),
+    });
     const url = await service.listen();
     if (watcher !== undefined) {
       registration = new Registration({ watcher, edge: state.id, url: advertised(options.advertise ?? url), onNote });
@@ -103,7 +110,7 @@ export async function serveEdge(options: EdgeOptions): Promise<ServingEdge> {
       get busy() {
         return runtime.busy;
       },
-      reload: () => service.reloadTls(),
+      reload: () => service.reload(),
       close,
     };
   } catch (error) {

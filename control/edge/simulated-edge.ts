@@ -2,7 +2,6 @@
  * An edge without containers: the Edge API's create, get, delete, stop, report, roster and drain over real HTTP, with an edge's own ledger and admission. For
  * tests and benchmarks of what stands above edges. Its sandboxes are a few hundred bytes each; they end by their ttl, and are gone when it ends.
  */
-import { randomBytes } from 'node:crypto';
 import { type Static, Type } from '@sinclair/typebox';
 import type { SandboxEnd } from '#runtime';
 import { fail } from '../errors.ts';
@@ -10,6 +9,7 @@ import type { NodeReport } from '../placement/node-report.ts';
 import { createFields } from '../runtime-service/sandbox-routes.ts';
 import { createService, type ServiceOptions } from '../service-base/service-app.ts';
 import type { AdmissionLimits } from './admission.ts';
+import { createStream } from './create-stream.ts';
 import type { EdgeHost, Roster, RosterEntry } from './edge-host.ts';
 import { edgeRoutes } from './edge-routes.ts';
 import { type Held, Ledger } from './ledger.ts';
@@ -52,6 +52,7 @@ export class SimulatedEdge implements EdgeHost {
   private readonly sandboxes = new Map<string, Simulated>();
   private readonly byRequest = new Map<string, Simulated | Promise<Simulated>>();
   private readonly creating = new Set<Held>();
+  private named = 0;
   private readonly expiring: NodeJS.Timeout;
   /** When the next of them is to end: until then none is looked at. */
   private nextEnd = Number.POSITIVE_INFINITY;
@@ -74,11 +75,11 @@ export class SimulatedEdge implements EdgeHost {
     if (known !== undefined) {
       if (known.held.owner.project !== promised.owner.project) throw fail('EDGE_REQUEST_TAKEN', { edge: this.edge });
       if (known.end !== undefined) {
-        throw failAsRuntime('RUNTIME_SANDBOX_GONE', { name: known.name, reason: known.end.detail });
+        throw goneAs(known);
       }
       return known;
     }
-    const name = asked.name ?? `sandbox-${randomBytes(4).toString('hex')}`;
+    const name = asked.name ?? `sandbox-${this.ledger.epoch.slice(0, 6)}${(++this.named).toString(36)}`;
     if (this.sandboxes.has(name)) throw failAsRuntime('RUNTIME_SANDBOX_EXISTS', { name });
     const held = this.ledger.admit(promised, this.options.pressure?.() ?? CALM);
     const make = (): Simulated => {
@@ -160,6 +161,10 @@ export class SimulatedEdge implements EdgeHost {
   }
 }
 
+function goneAs({ name, end }: Simulated) {
+  return failAsRuntime('RUNTIME_SANDBOX_GONE', { name, reason: end?.detail, ended: end?.reason });
+}
+
 function entryOf({ name, held, end, createdAt, expiresAt }: Simulated): RosterEntry {
   const { owner, amounts, backend } = held;
   return {
@@ -182,7 +187,7 @@ const CreateBody = Type.Object(
 export interface ServingSimulatedEdge {
   readonly url: string;
   readonly host: SimulatedEdge;
-  close(): Promise<void>;
+  close(drainMs?: number): Promise<void>;
 }
 
 /** @throws SERVICE_*, SERVER_LISTEN */
@@ -198,23 +203,19 @@ export async function serveSimulatedEdge(
   const nameOf = (params: unknown) => (params as { name: string }).name;
   edgeRoutes(app, host);
   app.get('/v1/sandboxes', async () => host.roster().sandboxes);
+  const create = async (body: Static<typeof CreateBody>) => {
+    const { owner = LOCAL_OWNER, amounts, backend = 'container', alone = false, ...asked } = body;
+    return view(await host.create({ owner, amounts: amounts ?? amountsOf(asked), backend, alone }, asked));
+  };
   app.post('/v1/sandboxes', { ...hot, schema: { body: CreateBody } }, async ({ body }, reply) => {
-    const {
-      owner = LOCAL_OWNER,
-      amounts,
-      backend = 'container',
-      alone = false,
-      ...asked
-    } = body as Static<typeof CreateBody>;
-    const promised = { owner, amounts: amounts ?? amountsOf(asked), backend, alone };
-    const made = await host.create(promised, asked);
     reply.code(201);
-    return view(made);
+    return create(body as Static<typeof CreateBody>);
   });
+  createStream(served, CreateBody, create);
   app.get('/v1/sandboxes/:name', hot, async ({ params }) => {
     const found = host.get(nameOf(params));
     if (found.end !== undefined) {
-      throw failAsRuntime('RUNTIME_SANDBOX_GONE', { name: found.name, reason: found.end.detail });
+      throw goneAs(found);
     }
     return view(found);
   });
@@ -227,9 +228,9 @@ export async function serveSimulatedEdge(
   return {
     url,
     host,
-    async close() {
+    async close(drainMs = 0) {
       host.close();
-      await served.close(0);
+      await served.close(drainMs);
     },
   };
 }

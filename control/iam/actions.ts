@@ -10,6 +10,8 @@ export const ACTIONS = [
   'sandbox.read',
   'sandbox.exec',
   'sandbox.manage',
+  /** Makes sandboxes that share their machine's network or users. */
+  'sandbox.host',
   'node.read',
   'node.drain',
   'image.read',

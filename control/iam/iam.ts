@@ -11,6 +11,9 @@ import type { Administration } from './administration.ts';
 /** For how long a process may go on believing what it read about a token, a principal or a policy. */
 export const CACHE_MS = 1000;
 
+/** For so long a request id is answered with what became of its sandbox, after that has ended. */
+export const RELEASED_KEPT_MS = 3_600_000;
+
 export const KINDS = ['user', 'service', 'agent'] as const;
 export type PrincipalKind = (typeof KINDS)[number];
 
@@ -34,16 +37,21 @@ export type ResourceAmounts = Readonly<Record<Resource, number>>;
 export interface ReserveRequest {
   readonly project: string;
   readonly user: string;
-  /** The same project and requestId are given the same reservation, for as long as it is not released. */
+  /** The same project and requestId are given the same reservation; after it was released, one that has ended, for RELEASED_KEPT_MS. */
   readonly requestId?: string;
   readonly amounts: ResourceAmounts;
+  /** The edge that is asked next: as `asking`, in the same transaction. */
+  readonly edge?: string;
 }
 
 export interface Reservation {
   readonly id: string;
   readonly project: string;
-  /** `pending` until `placed` is called, also while an edge is asked. */
-  readonly state: 'pending' | 'placed';
+  /**
+   * `pending` until `placed` is called, also while an edge is asked. `ended`: it was placed, and released within the last RELEASED_KEPT_MS: there is
+   * nothing of it but this answer.
+   */
+  readonly state: 'pending' | 'placed' | 'ended';
   /** The edge that it is on, or that was asked last. */
   readonly edge?: string;
   /** Its name on the edge, once it is placed. */
@@ -109,12 +117,21 @@ export interface Iam extends Administration {
   release(reservationId: string): Promise<void>;
 
   /**
+   * Other amounts for one that is there: what it grows by is checked as `reserve` does.
+   * @throws IAM_QUOTA, IAM_RESERVATION_GONE
+   */
+  resize(reservationId: string, amounts: ResourceAmounts): Promise<void>;
+
+  /**
    * Releases what is placed on `edge` and not in a roster of it that was written later (by more than `clockSkewMs`, since it is another
    * clock); and what the edge was being asked for (by `askingGraceMs`, since the request may still be on its way). An edge that is gone for ever
    * is one with an empty roster.
    * @returns the reservations that this call released
    */
   reconcile(edge: string, roster: Roster): Promise<string[]>;
+
+  /** What each reservation on that edge counts as. */
+  amountsOn(edge: string): Promise<ReadonlyMap<string, ResourceAmounts>>;
 
   /** Those of a roster that do not count for any project: `reservationIds` that are unknown, or placed on another edge. */
   uncounted(edge: string, reservationIds: readonly string[]): Promise<string[]>;

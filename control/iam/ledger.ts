@@ -14,6 +14,7 @@ import { type Columns, type Database, listOf, type Transaction, type Value } fro
 import { Grouped } from './grouped.ts';
 import {
   type AuditEntry,
+  RELEASED_KEPT_MS,
   RESOURCES,
   type Reservation,
   type ReserveRequest,
@@ -28,6 +29,7 @@ type Operation =
   | { readonly kind: 'asking'; readonly id: string; readonly edge: string }
   | { readonly kind: 'placed'; readonly id: string; readonly edge: string; readonly sandbox: string }
   | { readonly kind: 'release'; readonly id: string }
+  | { readonly kind: 'resize'; readonly id: string; readonly amounts: ResourceAmounts }
   | { readonly kind: 'audit'; readonly entry: AuditEntry };
 type Of<K extends Operation['kind']> = Extract<Operation, { kind: K }>;
 type Result = Reservation | undefined | Error;
@@ -46,6 +48,8 @@ interface ReservationRow {
   placed: number;
   edge: string | null;
   sandbox: string | null;
+  /** Of one that is released. */
+  ended: number;
 }
 
 const counted = (prefix = ''): Columns =>
@@ -56,11 +60,17 @@ const RESERVED: Columns = {
   user_name: 'TEXT',
   request_id: 'TEXT',
   recorded_at: 'BIGINT',
+  edge: 'TEXT',
   ...counted(),
 };
+const RESIZED: Columns = { id: 'TEXT', ...counted() };
 const USED: Columns = { path: 'TEXT', ...counted('used_') };
 const MARK: Columns = { id: 'TEXT', edge: 'TEXT', sandbox: 'TEXT', recorded_at: 'BIGINT', placed: 'INTEGER' };
+/** Of a row that is deleted: what it gives back, and what is remembered of it. */
+const GONE = `id, project, request_id, placed, edge, sandbox, ${columns()}`;
 const field = (name: string) => `value ->> '${name}'`;
+
+const FORGET_AT_ONCE = 2000;
 
 export interface LedgerOptions {
   readonly now: () => number;
@@ -84,6 +94,7 @@ export class Ledger {
     checkPath(request.project);
     checkText('user', request.user);
     if (request.requestId !== undefined) checkText('requestId', request.requestId, 512);
+    if (request.edge !== undefined) checkText('edge', request.edge);
     checkAmounts(request.amounts);
     return (await this.#group.add({ kind: 'reserve', request })) as Reservation;
   }
@@ -102,6 +113,11 @@ export class Ledger {
     await this.#group.add({ kind: 'release', id: checkText('reservation', id) });
   }
 
+  async resize(id: string, amounts: ResourceAmounts): Promise<void> {
+    checkAmounts(amounts);
+    await this.#group.add({ kind: 'resize', id: checkText('reservation', id), amounts });
+  }
+
   async audit(entry: AuditEntry): Promise<void> {
     await this.#group.add({ kind: 'audit', entry });
   }
@@ -114,6 +130,11 @@ export class Ledger {
       AND id NOT IN (SELECT ${field('id')} FROM ${this.#database.list})`;
     const values = [edge, placedBefore, askedBefore, listOf(roster.reservations.map((id) => ({ id })))];
     return this.#releaseWhere(over, values);
+  }
+
+  async amountsOn(edge: string): Promise<ReadonlyMap<string, ResourceAmounts>> {
+    const rows = await this.#database.read<Row>(`SELECT id, ${columns()} FROM iam_reservations WHERE edge = ?`, edge);
+    return new Map(rows.map((row) => [String(row.id), amountsOf(row)]));
   }
 
   async uncounted(edge: string, ids: readonly string[]): Promise<string[]> {
@@ -134,7 +155,16 @@ export class Ledger {
       until,
     ]);
     if (until > this.#sweptUntil) this.#sweptUntil = until;
+    await this.#forget(this.#options.now() - RELEASED_KEPT_MS);
     return released.length;
+  }
+
+  /** A few at a time: nobody waits long for it. */
+  async #forget(beforeMs: number): Promise<void> {
+    const some = `SELECT project, request_id FROM iam_released WHERE released_at < ? LIMIT ${FORGET_AT_ONCE}`;
+    const few = (transaction: Transaction) =>
+      transaction.run(`DELETE FROM iam_released WHERE (project, request_id) IN (${some})`, beforeMs);
+    while ((await this.#database.change(few)) === FORGET_AT_ONCE);
   }
 
   idle(): Promise<void> {
@@ -152,11 +182,12 @@ export class Ledger {
       const accounts = await this.#accounts(transaction, new Set(over.map(({ project }) => project)));
       const gone = await transaction.rows<Row>(
         `DELETE FROM iam_reservations WHERE iam_reservations.id IN (SELECT ${field('id')} FROM ${this.#database.list}) AND ${condition}
-         RETURNING id, project, ${columns()}`,
+         RETURNING ${GONE}`,
         listOf(over.map(({ id }) => ({ id }))),
         ...values,
       );
       for (const row of gone) give(accounts, row);
+      await this.#remember(transaction, gone);
       await this.#saveAccounts(transaction, accounts);
       return gone.map(({ id }) => String(id));
     });
@@ -168,13 +199,15 @@ export class Ledger {
       [...operations.entries()].filter((entry): entry is [number, Of<K>] => entry[1].kind === kind);
     const releases = of('release').map(([, { id }]) => ({ id }));
     const reserves = of('reserve');
+    const resizes = of('resize');
 
+    const changing = [...releases, ...resizes.map(([, { id }]) => ({ id }))];
     const releasing =
-      releases.length === 0
+      changing.length === 0
         ? []
         : await transaction.rows<{ project: string }>(
             `SELECT project FROM iam_reservations WHERE iam_reservations.id IN (SELECT ${field('id')} FROM ${this.#database.list})`,
-            listOf(releases),
+            listOf(changing),
           );
     const projects = new Set([
       ...releasing.map(({ project }) => project),
@@ -182,14 +215,16 @@ export class Ledger {
     ]);
     if (projects.size > 0) {
       const accounts = await this.#accounts(transaction, projects);
-      if (releasing.length > 0) {
+      if (releases.length > 0 && releasing.length > 0) {
         const ids = [...new Set(releases.map(({ id }) => id))].sort();
-        const gone = await transaction.deleteMany<Row>('iam_reservations', ids, `project, ${columns()}`);
+        const gone = await transaction.deleteMany<Row>('iam_reservations', ids, GONE);
         for (const row of gone) give(accounts, row);
+        await this.#remember(transaction, gone);
       }
+      await this.#resize(transaction, accounts, resizes, results);
       if (reserves.length > 0) await this.#reserve(transaction, accounts, reserves, results);
       await this.#saveAccounts(transaction, accounts);
-    }
+    } else for (const [i, { id }] of resizes) results[i] = fail('IAM_RESERVATION_GONE', { id });
     await this.#mark(transaction, of('asking'), of('placed'), results);
     await insertAudit(
       transaction,
@@ -249,9 +284,11 @@ export class Ledger {
       }
       for (const account of chain) add(account as Account, request.amounts, 1);
       const { project, requestId, amounts } = request;
-      const reservation: Reservation = { id: newId(this.#options.now()), project, state: 'pending', existing: false };
+      const { edge } = request;
+      const id = newId(this.#options.now());
+      const reservation: Reservation = { id, project, state: 'pending', edge, existing: false };
       const all = RESOURCES.map((resource) => amounts[resource]);
-      made.push([reservation.id, project, request.user, requestId ?? null, this.#options.now(), ...all]);
+      made.push([id, project, request.user, requestId ?? null, this.#options.now(), edge ?? null, ...all]);
       if (key !== undefined) known.set(key, reservation);
       results[i] = reservation;
     }
@@ -262,12 +299,67 @@ export class Ledger {
   async #known(transaction: Transaction, requests: readonly ReserveRequest[]): Promise<Map<string, Reservation>> {
     const named = requests.filter(({ requestId }) => requestId !== undefined);
     if (named.length === 0) return new Map();
+    const from = (table: string) => `FROM ${this.#database.list} CROSS JOIN ${table} r
+      WHERE r.project = ${field('project')} AND r.request_id = ${field('request')}`;
+    const list = listOf(named.map(({ project, requestId }) => ({ project, request: requestId })));
     const rows = await transaction.rows<ReservationRow>(
-      `SELECT r.id, r.project, r.request_id, r.placed, r.edge, r.sandbox FROM ${this.#database.list} CROSS JOIN iam_reservations r
-       WHERE r.project = ${field('project')} AND r.request_id = ${field('request')}`,
-      listOf(named.map(({ project, requestId }) => ({ project, request: requestId }))),
+      `SELECT r.id, r.project, r.request_id, r.placed, r.edge, r.sandbox, 0 AS ended ${from('iam_reservations')}
+       UNION ALL SELECT r.id, r.project, r.request_id, 1 AS placed, r.edge, r.sandbox, 1 AS ended ${from('iam_released')}`,
+      list,
+      list,
     );
     return new Map(rows.map((row) => [keyOf(row.project, row.request_id ?? ''), reservationOf(row)]));
+  }
+
+  /** What a request id had come to, for whoever asks with it again. What was never placed is made anew then. */
+  async #remember(transaction: Transaction, gone: readonly Row[]): Promise<void> {
+    const placed = gone.filter(({ placed, request_id }) => placed === 1 && request_id !== null);
+    if (placed.length === 0) return;
+    const names = ['project', 'request_id', 'id', 'edge', 'sandbox'];
+    await transaction.run(
+      `INSERT INTO iam_released (${names}, released_at)
+       SELECT ${names.map(field)}, CAST(? AS BIGINT) FROM ${this.#database.list} WHERE true ON CONFLICT DO NOTHING`,
+      this.#options.now(),
+      listOf(placed.map((row) => Object.fromEntries(names.map((name) => [name, row[name]])))),
+    );
+  }
+
+  /** Of two for one reservation, each is measured against what the one before has left. */
+  async #resize(
+    transaction: Transaction,
+    accounts: ReadonlyMap<string, Account>,
+    resizes: readonly (readonly [number, Of<'resize'>])[],
+    results: Result[],
+  ): Promise<void> {
+    if (resizes.length === 0) return;
+    const ids = [...new Set(resizes.map(([, { id }]) => id))].map((id) => ({ id }));
+    const rows = await transaction.rows<Row>(
+      `SELECT id, project, ${columns()} FROM iam_reservations WHERE iam_reservations.id IN (SELECT ${field('id')} FROM ${this.#database.list})
+       ORDER BY iam_reservations.id ${this.#database.forUpdate}`,
+      listOf(ids),
+    );
+    const now = new Map(rows.map((row) => [String(row.id), { project: String(row.project), amounts: amountsOf(row) }]));
+    for (const [i, { id, amounts }] of resizes) {
+      const row = now.get(id);
+      if (row === undefined) {
+        results[i] = fail('IAM_RESERVATION_GONE', { id });
+        continue;
+      }
+      const chain = chainOf(row.project).map((path) => accounts.get(path));
+      const more = Object.fromEntries(
+        RESOURCES.map((resource) => [resource, amounts[resource] - row.amounts[resource]]),
+      ) as Record<Resource, number>;
+      const refusal = refusalOf({ project: row.project, amounts: more }, chain);
+      if (refusal !== undefined) {
+        results[i] = refusal;
+        continue;
+      }
+      for (const account of chain) add(account as Account, more, 1);
+      row.amounts = { ...amounts };
+    }
+    const values = [...now].map(([id, { amounts }]) => [id, ...RESOURCES.map((resource) => amounts[resource])]);
+    if (values.length > 0)
+      await transaction.updateMany('iam_reservations', RESIZED, Object.keys(RESIZED).slice(1), values);
   }
 
   async #mark(
@@ -304,7 +396,10 @@ export class Ledger {
   }
 }
 
-function refusalOf(request: ReserveRequest, chain: readonly (Account | undefined)[]): DsecError | undefined {
+function refusalOf(
+  request: Pick<ReserveRequest, 'project' | 'amounts'>,
+  chain: readonly (Account | undefined)[],
+): DsecError | undefined {
   if (chain.includes(undefined)) return fail('IAM_NOT_FOUND', { what: `project ${request.project}` });
   for (const { path, limits, used } of chain as readonly Account[]) {
     for (const resource of RESOURCES) {
@@ -336,11 +431,11 @@ function keyOf(project: string, requestId: string): string {
   return `${project}\n${requestId}`;
 }
 
-function reservationOf({ id, project, placed, edge, sandbox }: ReservationRow): Reservation {
+function reservationOf({ id, project, placed, edge, sandbox, ended }: ReservationRow): Reservation {
   return {
     id,
     project,
-    state: placed === 1 ? 'placed' : 'pending',
+    state: ended === 1 ? 'ended' : placed === 1 ? 'placed' : 'pending',
     edge: edge ?? undefined,
     sandbox: sandbox ?? undefined,
     existing: true,

@@ -11,7 +11,7 @@ import type { Database } from './database/database.ts';
 import { migrate } from './database/migrate.ts';
 import { openPostgres } from './database/postgres.ts';
 import { openSqlite } from './database/sqlite.ts';
-import type { AuditEntry, Iam, Identity, Reservation, ReserveRequest, Roster } from './iam.ts';
+import type { AuditEntry, Iam, Identity, Reservation, ReserveRequest, ResourceAmounts, Roster } from './iam.ts';
 import { Ledger } from './ledger.ts';
 import { createPolicy, listPolicies, removePolicy } from './policies.ts';
 import { insertPolicy, policiesWhere } from './policy-rows.ts';
@@ -125,8 +125,16 @@ export class OpenIam implements Iam {
     return this.#ledger.release(reservationId);
   }
 
+  resize(reservationId: string, amounts: ResourceAmounts): Promise<void> {
+    return this.#ledger.resize(reservationId, amounts);
+  }
+
   reconcile(edge: string, roster: Roster): Promise<string[]> {
     return this.#ledger.reconcile(edge, roster);
+  }
+
+  amountsOn(edge: string): Promise<ReadonlyMap<string, ResourceAmounts>> {
+    return this.#ledger.amountsOn(edge);
   }
 
   uncounted(edge: string, reservationIds: readonly string[]): Promise<string[]> {

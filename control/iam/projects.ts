@@ -75,6 +75,7 @@ export function removeProject(context: Context, by: Identity, path: string): Pro
     // Kept, for the audit log's sake, but for nothing else: the name may come again.
     await run('UPDATE iam_tokens SET revoked_at = ? WHERE project = ? AND revoked_at IS NULL', now, path);
     await run('UPDATE iam_principals SET project = ? WHERE project = ?', parent, path);
+    await run('DELETE FROM iam_released WHERE project = ?', path);
     await run('DELETE FROM iam_projects WHERE path = ?', path);
     return { result: undefined };
   });

@@ -58,9 +58,9 @@ function leastLoaded(
 ): { edge: EdgeId } | undefined {
   const may = (node: NodeView) => excluded?.has(node.edge) !== true && obstacle(node, request) === undefined;
   let chosen = pick(nodes, candidates, random, may);
-  if (chosen.size < Math.min(candidates, nodes.length)) {
+  if (chosen.length < Math.min(candidates, nodes.length)) {
     const all = nodes.filter(may);
-    chosen = all.length <= candidates ? new Set(all) : pick(all, candidates, random, () => true);
+    chosen = all.length <= candidates ? all : pick(all, candidates, random, () => true);
   }
   let best: NodeView | undefined;
   let bestLoad = Number.POSITIVE_INFINITY;
@@ -79,11 +79,11 @@ function pick(
   count: number,
   random: () => number,
   may: (node: NodeView) => boolean,
-): Set<NodeView> {
-  const picked = new Set<NodeView>();
-  for (let tries = 0; tries < count * PICKS_A_CANDIDATE && picked.size < count; tries++) {
+): NodeView[] {
+  const picked: NodeView[] = [];
+  for (let tries = 0; tries < count * PICKS_A_CANDIDATE && picked.length < count; tries++) {
     const node = nodes[Math.floor(random() * nodes.length)];
-    if (node !== undefined && !picked.has(node) && may(node)) picked.add(node);
+    if (node !== undefined && !picked.includes(node) && may(node)) picked.push(node);
   }
   return picked;
 }

@@ -22,6 +22,10 @@ export class NodeView {
   report: NodeReport;
   private readonly decisions = new Set<Decision>();
   private extra: Amounts = NOTHING;
+  /** Of the decisions: counted as they come and go, since each choice asks for them. */
+  private readonly users = new Map<string, number>();
+  private readonly jobs = new Map<string, number>();
+  private readonly backends = new Map<string, number>();
 
   constructor(report: NodeReport) {
     this.report = report;
@@ -48,17 +52,15 @@ export class NodeView {
   }
 
   sandboxesBy(backend: BackendName): number {
-    return (
-      (this.report.backends.get(backend)?.sandboxes ?? 0) + this.count(({ request }) => request.backend === backend)
-    );
+    return (this.report.backends.get(backend)?.sandboxes ?? 0) + (this.backends.get(backend) ?? 0);
   }
 
   ofUser(user: string): number {
-    return (this.report.users.get(user) ?? 0) + this.count(({ request }) => request.user === user);
+    return (this.report.users.get(user) ?? 0) + (this.users.get(user) ?? 0);
   }
 
   ofJob(job: string): number {
-    return (this.report.jobs.get(job) ?? 0) + this.count(({ request }) => request.job === job);
+    return (this.report.jobs.get(job) ?? 0) + (this.jobs.get(job) ?? 0);
   }
 
   /** Who alone may come. */
@@ -71,16 +73,18 @@ export class NodeView {
   /** Whether anybody else has sandboxes here. */
   hasOthersThan(user: string): boolean {
     for (const [one, count] of this.report.users) if (one !== user && count > 0) return true;
-    return this.count(({ request }) => request.user !== user) > 0;
+    return this.decisions.size > (this.users.get(user) ?? 0);
   }
 
   add(decision: Decision): void {
     this.decisions.add(decision);
+    this.countUp(decision, 1);
     this.extra = sum(this.extra, decision.request.amounts);
   }
 
   drop(decision: Decision): void {
     if (!this.decisions.delete(decision)) return;
+    this.countUp(decision, -1);
     this.extra = this.decisions.size === 0 ? NOTHING : difference(this.extra, decision.request.amounts);
   }
 
@@ -102,9 +106,15 @@ export class NodeView {
     }
   }
 
-  private count(which: (decision: Decision) => boolean): number {
-    let count = 0;
-    for (const decision of this.decisions) if (which(decision)) count++;
-    return count;
+  private countUp({ request: { user, job, backend } }: Decision, by: number): void {
+    count(this.users, user, by);
+    if (job !== undefined) count(this.jobs, job, by);
+    count(this.backends, backend, by);
   }
+}
+
+function count(map: Map<string, number>, key: string, by: number): void {
+  const value = (map.get(key) ?? 0) + by;
+  if (value > 0) map.set(key, value);
+  else map.delete(key);
 }

@@ -12,7 +12,9 @@ import type { PlacementRequest } from './placement-request.ts';
 export type Admission<T> =
   | { readonly admitted: true; readonly epoch: string; readonly number: number; readonly value: T }
   /** By its own pressure, which it knows better. */
-  | { readonly admitted: false; readonly reason: string };
+  | { readonly admitted: false; readonly reason: string }
+  /** Nobody was asked, and nobody shall be: `stop` is thrown. */
+  | { readonly admitted: false; readonly stop: unknown };
 
 export interface PlaceOptions extends Omit<ChoiceOptions, 'excluded'> {
   /** Nodes asked before it is given up: 5 by default. */
@@ -22,7 +24,7 @@ export interface PlaceOptions extends Omit<ChoiceOptions, 'excluded'> {
 /**
  * `ask` rejects when nothing can be said of the outcome: then the request may have been carried out, no other node is asked, and the
  * decision counts on until a report or time settles it.
- * @throws PLACEMENT_NO_ROOM, what `ask` throws
+ * @throws PLACEMENT_NO_ROOM, what `ask` throws or stops with
  */
 export async function placeSandbox<T>(
   cluster: ClusterView,
@@ -46,6 +48,7 @@ export async function placeSandbox<T>(
       return { edge, value: answer.value };
     }
     cluster.withdraw(decision);
+    if ('stop' in answer) throw answer.stop;
     excluded.add(edge);
     refusals.push(`${edge}: ${answer.reason}`);
   }

@@ -40,6 +40,7 @@ export async function runForClient(
   const caller: Caller = {
     env: greeting.env,
     stdinIsTerminal: greeting.terminals[0],
+    stdinIsNull: greeting.inputIsNull,
     terminalSize: greeting.terminalSize,
     backend: client.backend,
     commands: ownCommands(node),

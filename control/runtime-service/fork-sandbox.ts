@@ -5,7 +5,7 @@
 import { createHash, randomBytes } from 'node:crypto';
 import { type Static, Type } from '@sinclair/typebox';
 import { type Image, openImage } from '#imagesvc';
-import type { CreateOptions, ResidentSandbox, SandboxRecord } from '#runtime';
+import type { CreateOptions, NodeSandbox, SandboxRecord } from '#runtime';
 import { packRunning } from '../pack-sandbox.ts';
 import { knownStore } from './known-stores.ts';
 import type { Sandboxes } from './route.ts';
@@ -29,7 +29,7 @@ export const ForkBody = Type.Object(
 export interface ForkedSandboxes {
   /** The image: it stays until it is removed. */
   readonly snapshot: { readonly name: string; readonly digest: string };
-  readonly sandboxes: readonly ResidentSandbox[];
+  readonly sandboxes: readonly NodeSandbox[];
   readonly notes: readonly string[];
 }
 
@@ -55,7 +55,7 @@ export async function forkSandbox(
     const packed = await packRunning(parent, { name: imageName, policy: false });
     ({ image, notes } = packed);
   }
-  const created: (ResidentSandbox | undefined)[] = Array.from({ length: count });
+  const created: (NodeSandbox | undefined)[] = Array.from({ length: count });
   const known = new Set(node.list().map(({ facts: { id } }) => id));
   const failures: unknown[] = [];
   let next = 0;
@@ -84,12 +84,13 @@ export async function forkSandbox(
 }
 
 function sameAs(record: SandboxRecord): Omit<CreateOptions, 'store' | 'base'> {
-  const { name, backend: runtime, limits, network, resident, userns } = record;
+  const { name, backend, limits, network, resident, userns, vm } = record;
   const { defaults, idleMs, idleAction, class: serviceClass } = resident!;
   const { user, cwd } = defaults;
   const env = defaults.env.filter((entry) => entry !== `HOSTNAME=${name}`);
   const policy = network?.mode === 'policy' ? network.policy : undefined;
-  const same = { runtime, userns, network: network && { mode: network.mode, policy } };
+  const lives = vm === undefined ? { runtime: backend } : { backend, memory: vm.memory };
+  const same = { ...lives, userns, network: network && { mode: network.mode, policy } };
   return { ...limits, ...same, env, user, workdir: cwd, idleMs, idleAction, class: serviceClass };
 }
 

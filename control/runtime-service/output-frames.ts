@@ -17,6 +17,8 @@ export interface RemoteError {
   readonly message: string;
   readonly hint?: string;
   readonly exit?: number;
+  /** Of a sandbox that is gone, where it is known. */
+  readonly reason?: string;
 }
 
 export type OutputNews =

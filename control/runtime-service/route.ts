@@ -2,7 +2,7 @@
 import type { Static, TSchema } from '@sinclair/typebox';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { DsecError, messageOf } from '#base';
-import type { ExecHandle, ResidentSandbox, SandboxNode } from '#runtime';
+import type { ExecHandle, NodeSandbox, SandboxNode } from '#runtime';
 import { fail } from '../errors.ts';
 
 /** What the routes need of a node: an edge puts what it knows of owners and amounts before it. */
@@ -11,7 +11,7 @@ export type Sandboxes = Pick<SandboxNode, 'create' | 'get' | 'list' | 'remove' |
 export const ONE_SANDBOX = '/v1/sandboxes/:name';
 
 export interface Call<B extends TSchema, Q extends TSchema> {
-  readonly sandbox: () => ResidentSandbox;
+  readonly sandbox: () => NodeSandbox;
   readonly command: () => ExecHandle;
   readonly id: number;
   readonly name: string;

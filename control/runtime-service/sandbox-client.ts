@@ -17,6 +17,7 @@ import {
   runtimeFolders,
   type SandboxEnd,
   type SandboxUsage,
+  type ScreenAction,
   type UploadSpec,
   type UploadState,
 } from '#runtime';
@@ -72,6 +73,12 @@ export interface WatchNews {
 
 type Query = Readonly<Record<string, string | number | boolean | undefined>>;
 
+export interface SandboxListing {
+  readonly sandboxes: readonly SandboxRow[];
+  readonly unreachable: readonly string[];
+  readonly continue?: string;
+}
+
 export class SandboxClient {
   private readonly address: ServiceAddress;
 
@@ -92,16 +99,24 @@ export class SandboxClient {
     return this.named(await this.json('GET', path(name)));
   }
   async list(query: Query = {}): Promise<SandboxRow[]> {
-    return (await this.listing(query)).sandboxes;
+    return [...(await this.listing(query)).sandboxes];
   }
-  /** `unreachable`: edges of a cluster that did not answer. */
-  async listing(query: Query = {}): Promise<{ sandboxes: SandboxRow[]; unreachable: readonly string[] }> {
-    const answer = await this.json<SandboxRow[] | { sandboxes: SandboxRow[]; unreachable: string[] }>(
-      'GET',
-      `/v1/sandboxes${queryOf(query)}`,
-    );
-    if (Array.isArray(answer)) return { sandboxes: answer, unreachable: [] };
-    return { sandboxes: answer.sandboxes.map((row) => this.named(row)), unreachable: answer.unreachable };
+  /** `unreachable`: edges of a cluster that did not answer. All there are, or with `limit` a page; `continue` is for the next one. */
+  async listing(query: Query = {}): Promise<SandboxListing> {
+    const sandboxes: SandboxRow[] = [];
+    const unreachable = new Set<string>();
+    for (let from = query.continue; ; ) {
+      const answer = await this.json<SandboxRow[] | SandboxListing>(
+        'GET',
+        `/v1/sandboxes${queryOf({ ...query, continue: from })}`,
+      );
+      if (Array.isArray(answer)) return { sandboxes: answer, unreachable: [] };
+      for (const row of answer.sandboxes) sandboxes.push(this.named(row));
+      for (const edge of answer.unreachable) unreachable.add(edge);
+      from = answer.continue;
+      if (from === undefined || query.limit !== undefined)
+        return { sandboxes, unreachable: [...unreachable], continue: from };
+    }
   }
   update(name: string, changes: LimitChanges): Promise<AllLimits> {
     return this.json('PUT', `${path(name)}/limits`, changes);
@@ -206,6 +221,20 @@ export class SandboxClient {
   digest(name: string, of: string): Promise<{ readonly sha256: string }> {
     return this.json('GET', `${path(name)}/files/digest${queryOf({ path: of })}`);
   }
+  /** As PNG. */
+  async screenshot(name: string): Promise<Buffer> {
+    return drain(await this.send('GET', `${path(name)}/screen`));
+  }
+  async act(name: string, actions: readonly ScreenAction[]): Promise<void> {
+    await this.json('POST', `${path(name)}/screen/input`, { actions });
+  }
+  async *console(name: string, follow: boolean, signal?: AbortSignal): AsyncGenerator<Buffer> {
+    yield* bodyOf(await this.send('GET', `${path(name)}/console${queryOf({ follow })}`, { signal }));
+  }
+  async writeConsole(name: string, input: Readable): Promise<void> {
+    const headers = { 'content-type': 'application/octet-stream', 'transfer-encoding': 'chunked' };
+    await drain(await this.send('POST', `${path(name)}/console`, { headers, body: input }));
+  }
   async *content(name: string, of: string, offset: number): AsyncGenerator<Buffer> {
     const answer = await this.send('GET', `${path(name)}/files${queryOf({ path: of, offset })}`);
     yield* bodyOf(answer);
@@ -241,10 +270,16 @@ export class SandboxClient {
     url: string,
     { body, ...options }: RequestOptions & { readonly body?: Readable | string } = {},
   ): Promise<IncomingMessage> {
-    const answer = await new Promise<IncomingMessage>((resolve, reject) => {
+    const exchange = (resolve: (answer: IncomingMessage) => void, reject: (error: Error) => void) => {
+      const again = () => exchange(resolve, reject);
       const sent = requestTo(this.address, { method, path: url, ...options });
       sent.once('response', resolve);
-      sent.once('error', (error) => reject(connectionProblem(this.address, error)));
+      sent.once('error', (error) => {
+        // The service had closed a connection that was kept and idle: it has not seen the request.
+        const isUnseen = sent.reusedSocket && UNSEEN.includes(systemCode(error) ?? '');
+        if (isUnseen && (body === undefined || typeof body === 'string')) again();
+        else reject(connectionProblem(this.address, error));
+      });
       if (body === undefined || typeof body === 'string') sent.end(body);
       else {
         // An answer may come before all of it was sent: the command has ended.
@@ -253,11 +288,15 @@ export class SandboxClient {
         sent.once('response', () => body.unpipe(sent));
         sent.once('close', () => body.unpipe(sent));
       }
-    });
+    };
+    const answer = await new Promise<IncomingMessage>(exchange);
     if ((answer.statusCode ?? 500) < 300) return answer;
     throw thrownThere((await drain(answer)).toString());
   }
 }
+
+/** Before any answer. */
+const UNSEEN: readonly string[] = ['EPIPE', 'ECONNRESET'];
 
 /** @throws it */
 export function throwRemote({ code, message, hint, exit }: RemoteError): never {

@@ -5,21 +5,25 @@
  * Output goes out as frames with offsets (output-frames.ts), so that whoever lost the connection goes on where it was. Input is the body
  * of a request, taken as it comes.
  */
+import type { IncomingHttpHeaders } from 'node:http';
 import { constants } from 'node:os';
 import { Readable } from 'node:stream';
 import { type Static, Type } from '@sinclair/typebox';
 import { type FastifyInstance, fastify } from 'fastify';
-import { openImage } from '#imagesvc';
+import { openDiskImage, openImage } from '#imagesvc';
 import {
   type CreateOptions,
   type ExecHandle,
   type FileStatus,
+  FULL_VM,
   IDLE_ACTIONS,
-  type ResidentSandbox,
+  type NodeSandbox,
   RUNTIME_NAMES,
+  SANDBOX_BACKENDS,
   SERVICE_CLASSES,
   USERNS_MODES,
 } from '#runtime';
+import { storeLayerOpener } from '../disk-layers.ts';
 import { fail } from '../errors.ts';
 import { PackBody, packedView, packRunning } from '../pack-sandbox.ts';
 import { fileRoutes } from './file-routes.ts';
@@ -31,12 +35,23 @@ import { outputFrame } from './output-frames.ts';
 import { type PortRouteOptions, portRoutes } from './port-routes.ts';
 import { errorOf, ONE_SANDBOX, routeAdder, type Sandboxes, stopWith } from './route.ts';
 import { describeRoutes } from './sandbox-openapi.ts';
+import { MachineBody, screenRoutes } from './screen-routes.ts';
 import { shellRoutes } from './shell-routes.ts';
 
 const Text = Type.String({ maxLength: 1 << 20 });
 const Count = (maximum: number) => Type.Integer({ minimum: 0, maximum });
 const Size = Type.Object({ rows: Count(65_535), columns: Count(65_535) }, { additionalProperties: false });
 const TimeMs = Count(2 ** 41);
+
+/** What keeps a virtual machine's memory small. */
+const MemoryBody = Type.Object(
+  {
+    pmem: Type.Optional(Type.Boolean()),
+    reporting: Type.Optional(Type.Boolean()),
+    damon: Type.Optional(Type.Boolean()),
+  },
+  { additionalProperties: false },
+);
 
 /** Of a sandbox that is to be made. */
 export const createFields = {
@@ -53,10 +68,14 @@ export const createFields = {
   idleMs: Type.Optional(Type.Integer({ minimum: 1000, maximum: 2 ** 41 })),
   idleAction: Type.Optional(Type.Union(IDLE_ACTIONS.map((action) => Type.Literal(action)))),
   class: Type.Optional(Type.Union(SERVICE_CLASSES.map((name) => Type.Literal(name)))),
+  backend: Type.Optional(Type.Union(SANDBOX_BACKENDS.map((name) => Type.Literal(name)))),
   runtime: Type.Optional(Type.Union(RUNTIME_NAMES.map((name) => Type.Literal(name)))),
   userns: Type.Optional(Type.Union(USERNS_MODES.map((mode) => Type.Literal(mode)))),
   ...limitFields,
   network: Type.Optional(NetworkBody),
+  machine: Type.Optional(MachineBody),
+  memory: Type.Optional(MemoryBody),
+  dockerDiskBytes: Type.Optional(Type.Integer({ minimum: 1, maximum: 2 ** 44 })),
   lazy: Type.Optional(Type.Boolean()),
   prefetch: Type.Optional(Type.Boolean()),
 };
@@ -114,8 +133,8 @@ export async function sandboxApp(node: Sandboxes): Promise<FastifyInstance> {
   takeOctets(app);
   app.setErrorHandler((thrown, _request, reply) => {
     const error = errorOf(thrown);
-    const { code, message, hint, retryable, exit } = error;
-    reply.code(error.http).send({ error: { code, message, hint, retryable, exit } });
+    const { code, message, hint, retryable, exit, params } = error;
+    reply.code(error.http).send({ error: { code, message, reason: params.ended, hint, retryable, exit } });
   });
   app.setNotFoundHandler((request, reply) => {
     const error = { code: 'NOT_FOUND', message: `there is no ${request.method} ${request.url}`, retryable: false };
@@ -134,6 +153,9 @@ export async function sandboxApp(node: Sandboxes): Promise<FastifyInstance> {
   return app;
 }
 
+/** Of the disks of machines. */
+const openStoreLayer = storeLayerOpener();
+
 /** What is asked for, with its images opened. @throws STORE_*, IMAGE_*, SANDBOX_BAD_REQUEST */
 export async function createOptions(asked: CreateAsked): Promise<CreateOptions> {
   const { store: url, image, workspace, toolkits = [], network, ...rest } = asked;
@@ -142,16 +164,23 @@ export async function createOptions(asked: CreateAsked): Promise<CreateOptions> 
     ...rest,
     network: networkAsked(network),
     store,
-    base: await openImage(store, image),
+    base: await (asked.backend === FULL_VM ? openDiskImage : openImage)(store, image),
     workspace: workspace === undefined ? undefined : await openImage(store, workspace),
     toolkits: await Promise.all(toolkits.map((toolkit) => openImage(store, toolkit))),
+    openStoreLayer,
   };
 }
 
 export interface SandboxRouteOptions extends PortRouteOptions {
   /** Whether whoever asks may name paths of this machine, to copy from and to. */
   readonly machinePaths: boolean;
-  readonly view?: (sandbox: ResidentSandbox) => object;
+  readonly view?: (sandbox: NodeSandbox) => object;
+  /** In place of the sandbox's own `update`: an edge has promised what the limits are of. */
+  readonly update?: (
+    sandbox: NodeSandbox,
+    changes: Static<typeof LimitsBody>,
+    headers: IncomingHttpHeaders,
+  ) => Promise<object>;
 }
 
 /** All that is asked of one sandbox, for an app that takes octets as they come (`takeOctets`). */
@@ -160,7 +189,7 @@ export async function sandboxRoutes(
   node: Sandboxes,
   options: SandboxRouteOptions,
 ): Promise<void> {
-  const { machinePaths, view = sandboxView } = options;
+  const { machinePaths, view = sandboxView, update = (sandbox, changes) => sandbox.update(changes) } = options;
   const route = routeAdder(app, node);
   const one = ONE_SANDBOX;
   const command = `${one}/commands/:id`;
@@ -185,7 +214,9 @@ export async function sandboxRoutes(
     reply.code(201);
     return { snapshot, notes, sandboxes: sandboxes.map(view) };
   });
-  route('PUT', `${one}/limits`, { body: LimitsBody }, ({ sandbox, body }) => sandbox().update(body));
+  route('PUT', `${one}/limits`, { body: LimitsBody }, ({ sandbox, body, request }) =>
+    update(sandbox(), body, request.headers),
+  );
   route('GET', `${one}/usage`, { querystring: UsageQuery }, ({ sandbox, query }) => sandbox().usage(query));
 
   route('GET', `${one}/commands`, {}, ({ sandbox }) => sandbox().commands().map(commandView));
@@ -269,12 +300,13 @@ export async function sandboxRoutes(
     });
   }
   fileRoutes(route);
+  screenRoutes(route);
   await portRoutes(app, node, options);
 }
 
-export function sandboxView(sandbox: ResidentSandbox) {
+export function sandboxView(sandbox: NodeSandbox) {
   const { name, state, end, facts, runningCommands } = sandbox;
-  const { id, createdAt, backend, store, base, workspace, toolkits, limits, resident } = facts;
+  const { id, createdAt, backend, store, base, workspace, toolkits, limits, resident, userns } = facts;
   const { expiresAt, idleMs, idleAction, class: serviceClass = 'ls', pausedAt } = resident ?? {};
   return {
     name,
@@ -294,6 +326,7 @@ export function sandboxView(sandbox: ResidentSandbox) {
     pausedAt,
     limits,
     network: sandbox.network.view(),
+    userns,
     runningCommands,
   };
 }
@@ -321,8 +354,8 @@ async function* outputFrames(command: ExecHandle, from: Parameters<ExecHandle['o
   try {
     yield outputFrame.result(await command.wait());
   } catch (error) {
-    const { code, message, hint, exit } = errorOf(error);
-    yield outputFrame.error({ code, message, hint, exit });
+    const { code, message, hint, exit, params } = errorOf(error);
+    yield outputFrame.error({ code, message, reason: params.ended as string | undefined, hint, exit });
   }
 }
 

@@ -12,6 +12,7 @@ import { mkdirSync, rmSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import type { FastifyInstance } from 'fastify';
 import { messageOf } from '#base';
+import { defaultStoreUrl } from '#imagesvc';
 import { type FileLock, tryLock } from '#linux';
 import {
   type AgentBinary,
@@ -24,6 +25,8 @@ import {
   startResidentLauncher,
 } from '#runtime';
 import { fail } from '../errors.ts';
+import { FnCallHost } from '../fncall/fncall-host.ts';
+import { fncallRoutes } from '../fncall/fncall-routes.ts';
 import { runForClient } from './client-command.ts';
 import { sandboxSocket } from './sandbox-client.ts';
 import { sandboxApp } from './sandbox-routes.ts';
@@ -34,6 +37,8 @@ export interface RuntimeServiceOptions {
   readonly self: ServiceSelf;
   /** Told what is worth a line in a log. */
   readonly note: (text: string) => void;
+  /** Of images of tasks whose store is not named; this user's by default. */
+  readonly storeUrl?: string;
 }
 
 /** A launcher that cannot even be started is tried again, but not in a circle. */
@@ -48,8 +53,10 @@ export class RuntimeService {
   private launcher: ResidentLauncher | undefined;
   private node: SandboxNode | undefined;
   private app: FastifyInstance | undefined;
+  private tasks: FnCallHost | undefined;
   private reclaiming: Promise<void> | undefined;
   private ending = false;
+  private isStale = false;
 
   private constructor(options: RuntimeServiceOptions, agent: AgentBinary, socket: string, lock: FileLock) {
     this.options = options;
@@ -73,6 +80,7 @@ export class RuntimeService {
       await service.openNode(runDir);
       await service.open();
       service.reclaiming = service.reclaim();
+      void service.fncall.restore();
     } catch (error) {
       await service.closeNode();
       lock.release();
@@ -97,12 +105,19 @@ export class RuntimeService {
     return this.node!;
   }
 
+  /** Whoever has the service may ask for them here. */
+  get fncall(): FnCallHost {
+    return this.tasks!;
+  }
+
   private async openNode(runDir: string): Promise<void> {
     this.node = await SandboxNode.open({ agent: this.agent, onNote: this.options.note });
     const socket = sandboxSocket(runDir);
     // Whoever left it holds no lock any more.
     rmSync(socket, { force: true });
     this.app = await sandboxApp(this.node);
+    this.tasks = new FnCallHost({ storeUrl: this.options.storeUrl ?? defaultStoreUrl(), note: this.options.note });
+    fncallRoutes(this.app, this.tasks);
     const mask = process.umask(0o177);
     try {
       await this.app.listen({ path: socket });
@@ -114,6 +129,7 @@ export class RuntimeService {
   /** The sandboxes that stay do so. */
   private async closeNode(): Promise<void> {
     await this.app?.close();
+    await this.tasks?.close();
     await this.node?.close();
   }
 
@@ -138,8 +154,18 @@ export class RuntimeService {
     }
   }
 
+  /** Once: what it declines from then on looks as if it were not there. */
+  private sayWhenStale(): void {
+    if (this.isStale || this.options.self.isFresh()) return;
+    this.isStale = true;
+    this.options.note(
+      'the sources have changed since this service began: commands are run by processes of their own, which takes longer, until it is started again; sandboxes that stay outlive that',
+    );
+  }
+
   private serve(client: ServiceClient): void {
     const { node } = this;
+    this.sayWhenStale();
     const args = this.ending ? undefined : servableCommand(client.greeting, this.options.self);
     if (args === undefined || node === undefined) {
       client.decline();

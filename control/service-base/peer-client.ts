@@ -6,11 +6,12 @@ import type { Readable } from 'node:stream';
 import { type Dispatcher, Pool } from 'undici';
 import { DsecError, messageOf, systemCode } from '#base';
 import { fail } from '../errors.ts';
+import { authorizationOf, type ClusterToken, type TokenGiven, tokenOf } from './cluster-token.ts';
 import { type ClientTlsFiles, clientTls } from './tls-files.ts';
 
 export interface PeerOptions {
   readonly url: string;
-  readonly token?: string;
+  readonly token?: TokenGiven;
   readonly tls?: ClientTlsFiles;
   /** Requests at the same time; more wait here. 256 by default. */
   readonly connections?: number;
@@ -48,15 +49,16 @@ const NEVER_SENT: ReadonlySet<string> = new Set([
   'ENOTFOUND',
   'EAI_AGAIN',
   'UND_ERR_CONNECT_TIMEOUT',
+  // Of a connection that was never made: nobody here has another time-out.
+  'ETIMEDOUT',
 ]);
 /** One end does not trust the other. */
 const NO_TLS = /^(?:CERT_|UNABLE_TO_|DEPTH_ZERO|SELF_SIGNED|HOSTNAME_|ERR_TLS|ERR_SSL)/;
 
 export class PeerClient {
   readonly url: string;
-  /** For what is not here, such as upgrades; `headers` are to be sent with it. */
-  readonly pool: Pool;
-  readonly headers: Readonly<Record<string, string>>;
+  private readonly pool: Pool;
+  private readonly token: ClusterToken | undefined;
 
   /** @throws SERVICE_URL, SERVICE_TLS_FILE */
   constructor({ url, token, tls = {}, connections = 256, connectMs = 5000 }: PeerOptions) {
@@ -68,7 +70,7 @@ export class PeerClient {
       keepAliveTimeout: 60_000,
       connect: { timeout: connectMs, socketPath, ...clientTls(tls) },
     });
-    this.headers = token === undefined ? {} : { authorization: `Bearer ${token}` };
+    this.token = tokenOf(token);
   }
 
   /** The answer as JSON. @throws SERVICE_UNREACHABLE, SERVICE_LOST, SERVICE_ANSWER, what was thrown there, the signal's reason */
@@ -97,7 +99,7 @@ export class PeerClient {
         method,
         path,
         body: raw ? (body as string | Buffer | Readable | undefined) : JSON.stringify(body),
-        headers: { ...this.headers, ...type, ...headers },
+        headers: { ...authorizationOf(this.token), ...type, ...headers },
         signal,
         headersTimeout: timeoutMs,
         bodyTimeout: 0,
@@ -114,10 +116,15 @@ export class PeerClient {
 
   private problem(error: unknown, signal: AbortSignal | undefined): unknown {
     if (signal?.aborted) return signal.reason;
-    const code = systemCode(error) ?? systemCode((error as { cause?: unknown }).cause) ?? '';
-    const row = NEVER_SENT.has(code) || NO_TLS.test(code) ? 'SERVICE_UNREACHABLE' : 'SERVICE_LOST';
-    return fail(row, { url: this.url, reason: messageOf(error) || code }, error);
+    return connectionProblem(this.url, error);
   }
+}
+
+/** SERVICE_UNREACHABLE: nobody has taken what was asked; SERVICE_LOST: somebody may have. */
+export function connectionProblem(url: string, error: unknown): DsecError {
+  const code = systemCode(error) ?? systemCode((error as { cause?: unknown }).cause) ?? '';
+  const row = NEVER_SENT.has(code) || NO_TLS.test(code) ? 'SERVICE_UNREACHABLE' : 'SERVICE_LOST';
+  return fail(row, { url, reason: messageOf(error) || code }, error);
 }
 
 /** @throws SERVICE_URL */
@@ -130,18 +137,33 @@ export function parsePeerUrl(url: string): { readonly origin: string; readonly s
   return { origin: parsed.origin, socketPath: undefined };
 }
 
+/** As services write errors. */
+export interface PeerError {
+  readonly code: string;
+  readonly message: string;
+  readonly hint?: string;
+  readonly exit?: number;
+  readonly retryable?: boolean;
+  readonly reason?: string;
+}
+
 /** An error that another service answered with, as it was there. */
 export function thrownByPeer(text: string, status: number, url: string): DsecError {
+  let body: { readonly error?: PeerError } | null | undefined;
   try {
-    const { error } = JSON.parse(text) as {
-      error: { code: string; message: string; hint?: string; exit?: number; retryable?: boolean };
-    };
-    const { code, message, hint, exit = 1, retryable } = error;
-    if (typeof code !== 'string' || typeof message !== 'string') throw new Error('no error');
-    return new DsecError(code, { message, hint, retryable, exit, http: status });
-  } catch (error) {
-    return fail('SERVICE_ANSWER', { url, problem: `status ${status} without an error in it` }, error);
+    body = JSON.parse(text) as typeof body;
+  } catch {
+    // It is no JSON: there is no error in it.
   }
+  return thrownOf(body?.error, status, url);
+}
+
+export function thrownOf(error: PeerError | undefined, status: number, url: string): DsecError {
+  const { code, message, hint, exit = 1, retryable, reason } = error ?? ({} as Partial<PeerError>);
+  if (typeof code !== 'string' || typeof message !== 'string') {
+    return fail('SERVICE_ANSWER', { url, problem: `status ${status} without an error in it` });
+  }
+  return new DsecError(code, { message, hint, retryable, exit, http: status }, { ended: reason });
 }
 
 async function textOf(body: PeerAnswer['body']): Promise<string> {

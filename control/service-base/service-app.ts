@@ -13,7 +13,7 @@ import { type Logger, pino } from 'pino';
 import type { DsecError } from '#base';
 import { type HttpApp, listenHttp, Metrics, parseListenAddress } from '#imagesvc';
 import { fail } from '../errors.ts';
-import { tokenCheck } from './cluster-token.ts';
+import { type TokenGiven, tokenOf } from './cluster-token.ts';
 import { errorBody, retryAfterOf, serviceErrorOf } from './service-errors.ts';
 import { type ServerTlsFiles, serverTls } from './tls-files.ts';
 
@@ -23,7 +23,7 @@ export interface ServiceOptions {
   /** `HOST:PORT` or `unix:/path`. Over TCP a token or `authenticate` is needed. */
   readonly listen: string;
   readonly tls?: ServerTlsFiles;
-  readonly token?: string;
+  readonly token?: TokenGiven;
   readonly authenticate?: (request: FastifyRequest) => Promise<void>;
   readonly logLevel?: string;
   /** In place of lines of JSON on stderr. */
@@ -43,8 +43,8 @@ export interface Service {
   readonly draining: boolean;
   /** After the last route. Where it listens: `http(s)://HOST:PORT` or `unix:/path`. @throws SERVER_LISTEN */
   listen(): Promise<string>;
-  /** Certificates that were renewed. */
-  reloadTls(): void;
+  /** Certificates that were renewed, and the token. @throws SERVICE_TLS_FILE, SERVICE_TOKEN_FILE */
+  reload(): void;
   /** Nobody new; what is being answered has `graceMs`. `onDraining` ends streams that would never end by themselves. */
   close(graceMs: number): Promise<void>;
   onDraining(end: () => void): void;
@@ -68,7 +68,7 @@ export function createService(options: ServiceOptions): Service {
   }
   const logger = options.logger ?? serviceLogger(options.logLevel);
   const metrics = new Metrics();
-  const isToken = token === undefined ? undefined : tokenCheck(token);
+  const clusterToken = tokenOf(token);
   const endings: (() => void)[] = [];
   let draining = false;
 
@@ -105,7 +105,7 @@ export function createService(options: ServiceOptions): Service {
   metrics.gauge('process_start_time_seconds', 'When the service started.', () => startedAt);
 
   const authorize = (request: IncomingMessage) => {
-    if (isToken !== undefined && !isToken(request.headers.authorization))
+    if (clusterToken !== undefined && !clusterToken.accepts(request.headers.authorization))
       throw fail('SERVICE_TOKEN', { service: name });
   };
   app.addHook('onRequest', async (request, reply) => {
@@ -116,14 +116,24 @@ export function createService(options: ServiceOptions): Service {
     else authorize(request.raw);
     if (draining && request.method !== 'GET') throw fail('SERVICE_DRAINING', { service: name });
   });
-  app.addHook('onResponse', async (request, reply) => {
-    const route = request.routeOptions.url ?? 'none';
+  const figures = new Map<string, { readonly count: () => void; readonly observe: (seconds: number) => void }>();
+  app.addHook('onResponse', (request, reply, done) => {
+    const { url: route = 'none', config } = request.routeOptions;
     const { method } = request;
     const { statusCode: status, elapsedTime } = reply;
-    requests.add({ method, route, status });
-    seconds.observe({ method, route }, elapsedTime / 1000);
-    if (request.routeOptions.config.hot && status < 500) return;
-    request.log.info({ method, route, status, ms: Math.round(elapsedTime * 10) / 10 }, 'request');
+    const key = `${method} ${status} ${route}`;
+    let figure = figures.get(key);
+    if (figure === undefined) {
+      const labels = { method, route };
+      figure = { count: requests.of({ ...labels, status }), observe: seconds.of(labels) };
+      figures.set(key, figure);
+    }
+    figure.count();
+    figure.observe(elapsedTime / 1000);
+    if (!config.hot || status >= 500) {
+      request.log.info({ method, route, status, ms: Math.round(elapsedTime * 10) / 10 }, 'request');
+    }
+    done();
   });
   app.setErrorHandler((thrown, request, reply) => {
     const error = errorOf(thrown);
@@ -163,7 +173,8 @@ export function createService(options: ServiceOptions): Service {
       const url = await listenHttp(app, address);
       return tls === undefined ? url : url.replace(/^http:/, 'https:');
     },
-    reloadTls() {
+    reload() {
+      clusterToken?.reload();
       if (tls !== undefined) (app.server as unknown as TlsServer).setSecureContext(serverTls(tls));
     },
     onDraining(end) {

@@ -21,8 +21,9 @@ export function serviceErrorOf(thrown: unknown): DsecError {
   return fail('SERVICE_INTERNAL', {}, thrown);
 }
 
-export function errorBody({ code, message, hint, retryable, exit }: DsecError, requestId: string | undefined) {
-  return { error: { code, message, ...(hint === undefined ? {} : { hint }), retryable, exit, requestId } };
+/** `reason`: of a sandbox that is gone, where it is known, as its `end` has it: `expired`, `out-of-memory`. */
+export function errorBody({ code, message, hint, retryable, exit, params }: DsecError, requestId: string | undefined) {
+  return { error: { code, message, reason: params.ended, hint, retryable, exit, requestId } };
 }
 
 const DEFAULT_RETRY_SECONDS = 1;

@@ -6,6 +6,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo, Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline';
 import { pino } from 'pino';
 import { convertToStore, openStore } from '#imagesvc';
 import { type Apiserver, type ApiserverOptions, serveApi } from '../apiserver/apiserver.ts';
@@ -19,7 +20,7 @@ interface FakeSandbox {
   readonly id: string;
   readonly requestId?: string;
   readonly owner: { project: string; user: string; reservation?: string };
-  readonly amounts: object;
+  amounts: object;
   readonly createdAt: string;
 }
 
@@ -32,6 +33,7 @@ async function listening(server: Server): Promise<string> {
 export class FakeEdge {
   readonly edge: string;
   readonly sandboxes = new Map<string, FakeSandbox>();
+  readonly ended = new Map<string, { readonly reason: string; readonly detail: string }>();
   readonly server: Server;
   url = '';
   epoch = randomUUID();
@@ -97,6 +99,7 @@ export class FakeEdge {
       say(status, { error: { code, message, retryable: status === 503, exit: 1 } });
     if (request.headers.authorization !== `Bearer ${CLUSTER_TOKEN}`) return error(401, 'SERVICE_TOKEN', 'no');
     if (/\/stdin\?early/.test(url)) return say(200, { early: true });
+    if (url === '/v1/creates') return this.creations(request, answer);
     const parts: Buffer[] = [];
     try {
       for await (const part of request) parts.push(part as Buffer);
@@ -117,10 +120,22 @@ export class FakeEdge {
     }
     const [, name = '', rest = ''] = /^\/v1\/sandboxes\/([^/?]+)\/?([^?]*)/.exec(url) ?? [];
     const found = this.sandboxes.get(name);
+    const end = this.ended.get(name);
+    if (found === undefined && end !== undefined) {
+      const { reason, detail } = end;
+      const message = `sandbox ${name} has ended: ${detail}`;
+      return say(410, { error: { code: 'RUNTIME_SANDBOX_GONE', message, reason, retryable: false, exit: 1 } });
+    }
     if (found === undefined) return error(404, 'RUNTIME_SANDBOX_NOT_FOUND', `no sandbox named ${name}`);
     if (rest === '' && method === 'GET') return say(200, { ...found, state: 'running' });
     if ((rest === '' && method === 'DELETE') || rest === 'stop') {
       this.sandboxes.delete(name);
+      return say(200, {});
+    }
+    if (rest === 'limits' && method === 'PUT') {
+      if (this.mode === 'refuse') return error(503, 'EDGE_REFUSED', 'no memory is left');
+      if (this.mode === 'lose') return void request.socket.destroy();
+      found.amounts = JSON.parse(String(request.headers['x-dsec-amounts']));
       return say(200, {});
     }
     if (rest === 'commands/1/output') {
@@ -143,6 +158,28 @@ export class FakeEdge {
       return;
     }
     say(200, { method, url, body, headers: request.headers });
+  }
+
+  /** As control/edge/create-stream.ts: a line for each. What is heard of it looks like a request of its own. */
+  private async creations(request: IncomingMessage, answer: ServerResponse): Promise<void> {
+    answer.writeHead(200, { 'content-type': 'application/x-ndjson' });
+    answer.flushHeaders();
+    try {
+      for await (const line of createInterface({ input: request })) {
+        const { n, requestId, create } = JSON.parse(line);
+        const headers = { ...request.headers, 'x-request-id': requestId };
+        this.heard.push({ method: 'POST', url: '/v1/sandboxes', headers, body: JSON.stringify(create) });
+        const say = (status: number, body: object) => {
+          answer.write(`${JSON.stringify({ n, ...(status < 300 ? { sandbox: body } : { status, ...body }) })}\n`);
+        };
+        const error = (status: number, code: string, message: string) =>
+          say(status, { error: { code, message, retryable: status === 503, exit: 1 } });
+        this.create(create, request, say, error);
+      }
+      answer.end();
+    } catch {
+      answer.destroy();
+    }
   }
 
   private create(

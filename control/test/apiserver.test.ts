@@ -2,6 +2,7 @@
 import { connect } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { ApiSite } from './api-site.ts';
+import { until } from './edge-site.ts';
 
 describe('the apiserver', () => {
   let site: ApiSite;
@@ -173,12 +174,12 @@ describe('the apiserver', () => {
     const reader = answer.body!.getReader();
     await reader.read();
     leaving.abort();
-    let before = -1;
-    while (before !== site.edges.reduce((sum, { creates }) => sum + creates, 0)) {
-      before = site.edges.reduce((sum, { creates }) => sum + creates, 0);
-      await new Promise((go) => setTimeout(go, 300));
-    }
-    expect(before).toBeLessThan(20_000);
+    // What had begun is finished, and taken away again, or told by a line that may have been read.
+    await until('nothing is under way', async () => {
+      const { inHand, waiting } = site.api.parts.work;
+      return inHand === 0 && waiting === 0;
+    });
+    expect(site.edges.reduce((sum, { creates }) => sum + creates, 0)).toBeLessThan(20_000);
     expect(await site.used()).toBe(site.sandboxes);
   });
 
@@ -313,18 +314,18 @@ describe('the apiserver', () => {
     const events = await site.ask('/v1/events');
     const reader = events.body!.getReader();
     let text = '';
-    const until = async (what: string) => {
+    const heard = async (what: string) => {
       while (!text.includes(what)) text += Buffer.from((await reader.read()).value ?? []).toString();
     };
-    await until('listening');
+    await heard('listening');
     const { id } = (await site.create()).body;
-    await until('event: sandbox.created');
+    await heard('event: sandbox.created');
     expect(text).toContain(id);
     await site.json(`/v1/sandboxes/${id}?force=true`, { method: 'DELETE' });
-    await until('event: sandbox.gone');
+    await heard('event: sandbox.gone');
     site.dead.add('e3');
     await site.api.parts.edges.poll();
-    await until('event: node.down');
+    await heard('event: node.down');
     await reader.cancel();
     expect((await site.json('/v1/denied')).status).toBe(200);
   });

@@ -85,21 +85,23 @@ describe.each(kinds)('processes on one database of %s', (kind, start) => {
   test('a database of a newer version is refused, and left as it is', async () => {
     const name = await databases.make();
     const database = await (kind === 'sqlite' ? openSqlite(name) : openPostgres(name));
-    const next = { number: 2, name: 'a later one', statements: () => ['CREATE TABLE iam_later (x TEXT)'] };
-    const broken = { number: 3, name: 'does not work', statements: () => ['CREATE TABLE iam_x (x TEXT)', 'NONSENSE'] };
+    const last = migrations.length;
+    const next = { number: last + 1, name: 'a later one', statements: () => ['CREATE TABLE iam_later (x TEXT)'] };
+    const statements = () => ['CREATE TABLE iam_x (x TEXT)', 'NONSENSE'];
+    const broken = { number: last + 2, name: 'does not work', statements };
     await migrate(database, kind, name, migrations);
     await expect(migrate(database, kind, name, [...migrations, next, broken])).rejects.toMatchObject({
       code: 'IAM_DATABASE',
     });
     // The step that failed left nothing, the one before it is done.
     const done = () => database.read<{ number: number }>('SELECT number FROM iam_migrations ORDER BY number');
-    expect((await done()).map(({ number }) => number)).toEqual([1, 2]);
+    expect((await done()).map(({ number }) => number)).toEqual(Array.from({ length: last + 1 }, (_, at) => at + 1));
     await expect(database.read('SELECT * FROM iam_x')).rejects.toMatchObject({ code: 'IAM_DATABASE' });
     await expect(openIam({ database: name })).rejects.toMatchObject({
       code: 'IAM_DATABASE_NEWER',
-      params: { theirs: 2, ours: 1 },
+      params: { theirs: last + 1, ours: last },
     });
-    expect((await done()).length).toBe(2);
+    expect((await done()).length).toBe(last + 1);
     await database.close();
   });
 

@@ -349,7 +349,56 @@ describe.each(kinds)('IAM on %s', (kind, start) => {
     await expect(iam.asking(id, 'e2')).rejects.toMatchObject(gone);
     await iam.release(id);
     await expect(iam.placed(id, 'e1', 's1')).rejects.toMatchObject(gone);
-    expect((await ask()).existing).toBe(false);
+    // It is remembered what it was, and it counts for nobody.
+    const ended = { id, state: 'ended', edge: 'e1', sandbox: 's1', existing: true };
+    expect(await ask()).toMatchObject(ended);
+    expect(await iam.doubts()).toEqual([]);
+    clock += 3_500_000;
+    await iam.sweep();
+    expect(await ask()).toMatchObject(ended);
+    clock += 200_000;
+    await iam.sweep();
+    const next = await ask();
+    expect(next).toMatchObject({ state: 'pending', existing: false });
+    // What was never placed is made anew.
+    await iam.release(next.id);
+    const last = await ask();
+    expect(last.existing).toBe(false);
+    await iam.release(last.id);
+  });
+
+  test('an edge that is chosen already is on record with the reservation', async () => {
+    const made = await iam.reserve({ project: 'root', user: 'u', requestId: 'chosen', amounts: ONE, edge: 'e9' });
+    expect(made).toMatchObject({ state: 'pending', edge: 'e9', existing: false });
+    await iam.placed(made.id, 'e9', 's9');
+    const again = await iam.reserve({ project: 'root', user: 'u', requestId: 'chosen', amounts: ONE, edge: 'e8' });
+    expect(again).toMatchObject({ id: made.id, state: 'placed', edge: 'e9', sandbox: 's9' });
+    expect(await iam.reconcile('e9', { epoch: 'x', writtenAtMs: clock + 100_000, reservations: [] })).toEqual([
+      made.id,
+    ]);
+    expect(await iam.reserve({ project: 'root', user: 'u', requestId: 'chosen', amounts: ONE })).toMatchObject({
+      id: made.id,
+      state: 'ended',
+    });
+  });
+
+  test('a reservation takes other amounts, as far as the chain has room', async () => {
+    await iam.createProject(admin, 'root/resized');
+    await iam.setQuota(admin, 'root/resized', { memoryBytes: 100 });
+    const amounts = { sandboxes: 1, cpuMilli: 10, memoryBytes: 60, diskBytes: 5 };
+    const { id } = await iam.reserve({ project: 'root/resized', user: 'u', amounts });
+    await expect(iam.resize(id, { ...amounts, memoryBytes: 101 })).rejects.toMatchObject({ code: 'IAM_QUOTA' });
+    await iam.resize(id, { ...amounts, memoryBytes: 100, cpuMilli: 5 });
+    expect((await iam.getQuota(admin, 'root/resized')).used).toEqual({ ...amounts, memoryBytes: 100, cpuMilli: 5 });
+    await Promise.all([
+      iam.resize(id, { ...amounts, memoryBytes: 80 }),
+      iam.resize(id, { ...amounts, memoryBytes: 90 }),
+    ]);
+    expect((await iam.getQuota(admin, 'root/resized')).used.memoryBytes).toBe(90);
+    await iam.release(id);
+    expect((await iam.getQuota(admin, 'root/resized')).used.memoryBytes).toBe(0);
+    await expect(iam.resize(id, amounts)).rejects.toMatchObject({ code: 'IAM_RESERVATION_GONE' });
+    expect(await iam.doubts()).toEqual([]);
   });
 
   test('one bad value among many fails alone', async () => {

@@ -2,7 +2,7 @@
 import { connect, createServer, type Server } from 'node:net';
 import { type FastifyInstance, fastify } from 'fastify';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import type { ResidentSandbox } from '#runtime';
+import type { NodeSandbox } from '#runtime';
 import { portRoutes } from '../runtime-service/port-routes.ts';
 
 let app: FastifyInstance;
@@ -20,7 +20,7 @@ beforeAll(async () => {
   await new Promise<void>((done) => inside.listen(0, '127.0.0.1', done));
   const address = inside.address() as { port: number };
   app = fastify({ forceCloseConnections: true });
-  const sandbox = { connect: async () => connect(address.port, '127.0.0.1') } as unknown as ResidentSandbox;
+  const sandbox = { connect: async () => connect(address.port, '127.0.0.1') } as unknown as NodeSandbox;
   const hidden = new Set(['authorization', 'x-dsec-sandbox']);
   await portRoutes(app, { get: () => sandbox }, { hidden });
   await app.listen({ port: 0, host: '127.0.0.1' });

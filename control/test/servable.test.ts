@@ -6,7 +6,15 @@ import { servableCommand } from '../runtime-service/servable.ts';
 const root = join(import.meta.dirname, '../..');
 const asked = (env: Record<string, string>, command = [join(root, 'bin/dsec'), 'run', 'x'], isFresh = true) =>
   servableCommand(
-    { build: '', command, env, cwd: '/', terminals: [false, false, false], terminalSize: undefined },
+    {
+      build: '',
+      command,
+      env,
+      cwd: '/',
+      terminals: [false, false, false],
+      inputIsNull: false,
+      terminalSize: undefined,
+    },
     { root, env, isFresh: () => isFresh },
   );
 

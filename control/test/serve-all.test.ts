@@ -97,7 +97,7 @@ describe.skipIf(!canServeEdge)('dsec serve all', { timeout: 300_000 }, () => {
     const tree = join(folder, 'tree');
     for (const path of ['bin', 'tmp', 'etc']) fs.mkdirSync(join(tree, path), { recursive: true });
     fs.copyFileSync('/bin/busybox', join(tree, 'bin/busybox'));
-    for (const name of ['sh', 'cat', 'echo', 'sleep', 'nc', 'ls', 'seq', 'wc'])
+    for (const name of ['sh', 'cat', 'echo', 'sleep', 'nc', 'ls', 'seq', 'wc', 'stty'])
       fs.symlinkSync('busybox', join(tree, 'bin', name));
     await runCommand('convert', `dir:${tree}`, '--name', 'bb:1');
     expect(runtimeFolders().stateDir).toContain(folder);
@@ -179,7 +179,8 @@ describe.skipIf(!canServeEdge)('dsec serve all', { timeout: 300_000 }, () => {
       attempt(100);
     });
     expect(echoed).toContain('101 Switching Protocols');
-    expect((await ask(`/v1/sandboxes/${id}/pack-diff`, 'POST', { name: 'packed:1' })).body.name).toBe('packed:1');
+    const packed = await ask(`/v1/sandboxes/${id}/pack-diff`, 'POST', { name: 'packed:1' });
+    expect(packed.body.name).toBe('root/packed:1');
     const forked = await ask(`/v1/sandboxes/${id}/fork`, 'POST', { count: 2, requestId: 'f' });
     expect(forked.body.sandboxes).toHaveLength(2);
     const again = await ask(`/v1/sandboxes/${id}/fork`, 'POST', { count: 2, requestId: 'f' });
@@ -195,6 +196,87 @@ describe.skipIf(!canServeEdge)('dsec serve all', { timeout: 300_000 }, () => {
     expect(await used()).toBe(0);
     expect((await ask(`/v1/sandboxes/${id}`)).body.error.code).toBe('SANDBOX_GONE');
     expect((await ask(`/v1/sandboxes/${id}/files/upload`, 'POST', { from: '/etc/passwd', to: '/x' })).status).toBe(410);
+  });
+
+  it('has contexts, nodes and drain on the command line', async () => {
+    const contexts = JSON.parse((await dsec(['context', 'ls', '--json'])).out);
+    expect(contexts).toMatchObject({ current: 'local-cluster', contexts: [{ name: 'local-cluster', url }] });
+    const other = [
+      'context',
+      'set',
+      'other',
+      '--url',
+      'http://127.0.0.1:1',
+      '--token-file',
+      join(folder, 'state/cluster/admin-token'),
+    ];
+    expect(await dsec([...other, '--use'])).toMatchObject({ exit: 0 });
+    expect((await dsec(['sandbox', 'ls'])).exit).toBe(6);
+    expect(await dsec(['context', 'use', 'local-cluster'])).toMatchObject({ exit: 0 });
+    expect((await dsec(['context', 'use', 'never'])).exit).not.toBe(0);
+    expect(await dsec(['sandbox', 'ls', '--json'])).toMatchObject({ out: '[]\n', exit: 0 });
+    expect(await dsec(['context', 'rm', 'other'])).toMatchObject({ exit: 0 });
+    // No token is shown.
+    expect(JSON.stringify(contexts)).not.toContain(token);
+
+    const nodes = async () =>
+      JSON.parse((await dsec(['nodes', '--json'])).out) as { edge: string; report: { state: string } }[];
+    expect(await nodes()).toMatchObject([{ edge: 'one', alive: true, report: { state: 'healthy' } }]);
+    expect((await dsec(['nodes'])).out).toMatch(/one/);
+    expect(await dsec(['drain', 'one'])).toMatchObject({ exit: 0 });
+    await until('it drains', async () => (await nodes())[0]?.report.state === 'draining');
+    const refused = await dsec(['sandbox', 'run', 'bb:1', '--', 'echo', 'no']);
+    expect(refused.exit).not.toBe(0);
+    expect(refused.err).toContain('draining');
+    expect((await dsec(['drain', 'never'])).exit).not.toBe(0);
+    expect(await dsec(['drain', 'one', '--off'])).toMatchObject({ exit: 0 });
+    await until('it takes sandboxes again', async () => (await nodes())[0]?.report.state === 'healthy');
+  });
+
+  it('pages through a list on the command line', async () => {
+    const made = await Promise.all(['p1', 'p2', 'p3'].map((name) => create({ name })));
+    const first = await dsec(['sandbox', 'ls', '--json', '--limit', '2']);
+    expect(JSON.parse(first.out).map(({ name }: { name: string }) => name)).toEqual(['p1.one', 'p2.one']);
+    const [, from = ''] = /--continue (\S+)/.exec(first.err) ?? [];
+    const rest = await dsec(['sandbox', 'ls', '--json', '--limit', '2', '--continue', from]);
+    expect(JSON.parse(rest.out).map(({ name }: { name: string }) => name)).toEqual(['p3.one']);
+    expect(rest.err).toBe('');
+    for (const { body } of made) await ask(`/v1/sandboxes/${body.id}?force=true`, 'DELETE');
+  });
+
+  it('has terminals over the API: their size, input, Ctrl-C', async () => {
+    const { id } = (await create({ name: 'terminal' })).body;
+    const path = `/v1/sandboxes/${id}/commands`;
+    const asked = { args: ['sh', '-i'], stdin: true, terminal: { rows: 30, columns: 100 }, env: ['PS1=$ '] };
+    const { body: shell } = await ask(path, 'POST', asked);
+    const type = async (text: string) => {
+      const answer = await fetch(`${url}${path}/${shell.id}/stdin?close=false`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${token}`, 'content-type': 'application/octet-stream' },
+        body: text,
+      });
+      expect(answer.status).toBe(200);
+    };
+    const screen = async () => {
+      const answer = await fetch(`${url}${path}/${shell.id}/output?follow=false`, {
+        headers: { authorization: `Bearer ${token}` },
+      });
+      return Buffer.from(await answer.arrayBuffer()).toString('latin1');
+    };
+    await type('stty size\n');
+    await until('its size is shown', async () => (await screen()).includes('30 100'));
+    expect((await ask(`${path}/${shell.id}/resize`, 'POST', { rows: 41, columns: 87 })).status).toBe(200);
+    await type('stty size\n');
+    await until('its new size is shown', async () => (await screen()).includes('41 87'));
+    await type('sleep 1000\n');
+    // The kernel's terminal makes it SIGINT of what is in the foreground.
+    await type('\x03');
+    await type('echo after $((6 * 7))\n');
+    await until('the shell goes on after Ctrl-C', async () => (await screen()).includes('after 42'));
+    await type('exit 5\n');
+    await until('the shell has ended', async () => (await ask(`${path}/${shell.id}`)).body.running === false);
+    expect((await ask(`${path}/${shell.id}`)).body.result.exitCode).toBe(5);
+    await ask(`/v1/sandboxes/${id}?force=true`, 'DELETE');
   });
 
   it('loses no sandbox and doubles none, whichever service is killed meanwhile', async () => {

@@ -208,7 +208,7 @@ describe('a service of the cluster', () => {
     expect(await known.json({ method: 'GET', path })).toEqual({ status: 'ok' });
     const unknown = client({ url: mutual.url, tls: { caFile: ca } });
     expect(await thrownBy(unknown.json({ method: 'GET', path }))).toMatchObject({ retryable: true });
-    mutual.service.reloadTls();
+    mutual.service.reload();
     expect(await known.json({ method: 'GET', path })).toEqual({ status: 'ok' });
     writeFileSync(join(folder, 'junk'), 'junk');
     expect(() =>
@@ -234,13 +234,60 @@ describe('the token of the cluster', () => {
   it('is a file’s or the environment’s', () => {
     const file = join(folder, 'token');
     writeFileSync(file, `${TOKEN}\n`);
-    expect(clusterToken(file)).toBe(TOKEN);
-    expect(clusterToken(undefined, { DSEC_CLUSTER_TOKEN: TOKEN })).toBe(TOKEN);
+    expect(clusterToken(file)?.shown).toBe(TOKEN);
+    expect(clusterToken(undefined, { DSEC_CLUSTER_TOKEN: TOKEN })?.shown).toBe(TOKEN);
     expect(clusterToken(undefined, {})).toBeUndefined();
     for (const bad of ['', 'short', 'two words of one token', 'x'.repeat(600)]) {
       writeFileSync(file, bad);
       expect(() => clusterToken(file)).toThrow(/no token in/);
     }
     expect(() => clusterToken(join(folder, 'nothing'))).toThrow(/ENOENT/);
+  });
+
+  it('is replaced while services run: the file is read again, and what stands below the first line is taken too', async () => {
+    const [old, next] = ['the-old-token-of-the-cluster', 'the-new-token-of-the-cluster'];
+    const file = (name: string, ...tokens: string[]) => {
+      writeFileSync(join(folder, name), tokens.join('\n'));
+      return join(folder, name);
+    };
+    const ofServer = clusterToken(file('server', old))!;
+    const ofClient = clusterToken(file('client', old))!;
+    const { url, service } = await serving({ token: ofServer }, ({ app }) => {
+      app.get('/asked', async () => ({}));
+    });
+    const peer = client({ url, token: ofClient });
+    const asks = () => peer.json({ method: 'GET', path: '/asked' });
+    expect(await asks()).toEqual({});
+    // Whichever of them hears of it first, nobody is refused.
+    for (const [server, shown] of [
+      [
+        [old, next],
+        [old, next],
+      ],
+      [
+        [next, old],
+        [old, next],
+      ],
+      [
+        [next, old],
+        [next, old],
+      ],
+      [[next], [next, old]],
+    ] as const) {
+      file('server', ...server);
+      service.reload();
+      file('client', ...shown);
+      ofClient.reload();
+      expect(await asks()).toEqual({});
+    }
+    file('client', old);
+    ofClient.reload();
+    expect(await thrownBy(asks())).toMatchObject({ code: 'SERVICE_TOKEN' });
+    // What is no token changes nothing.
+    file('server', 'short');
+    expect(() => service.reload()).toThrow(/no token in/);
+    file('client', next);
+    ofClient.reload();
+    expect(await asks()).toEqual({});
   });
 });

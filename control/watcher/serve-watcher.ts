@@ -7,6 +7,7 @@ import { Type } from '@sinclair/typebox';
 import { checkEdgeId } from '../edge/edge-state.ts';
 import type { EdgeId } from '../placement/node-report.ts';
 import { reportToJson } from '../placement/report-json.ts';
+import type { TokenGiven } from '../service-base/cluster-token.ts';
 import { parsePeerUrl } from '../service-base/peer-client.ts';
 import { createService, serviceLogger } from '../service-base/service-app.ts';
 import type { ClientTlsFiles, ServerTlsFiles } from '../service-base/tls-files.ts';
@@ -17,7 +18,7 @@ import { EdgeWatch } from './edge-watch.ts';
 export interface WatcherOptions {
   readonly listen: string;
   readonly tls?: ServerTlsFiles;
-  readonly token?: string;
+  readonly token?: TokenGiven;
   readonly peerTls?: ClientTlsFiles;
   readonly logLevel: string;
   /** Those that are configured, as they are now; asked again when the watcher is told to. */
@@ -150,7 +151,7 @@ export async function serveWatcher(options: WatcherOptions): Promise<ServingWatc
       url,
       cluster,
       reload() {
-        service.reloadTls();
+        service.reload();
         reload();
       },
       close,

@@ -1,9 +1,8 @@
 /** The worker thread's end of the layer pool: takes jobs one at a time, answers with results or errors. */
 import { type MessagePort, parentPort } from 'node:worker_threads';
-import { gunzipFallback, sha256Fallback } from '#linux';
-import { igzipEngine } from './igzip.ts';
 import { packError, unpackError } from './job-error.ts';
 import type { SpoolJob, SpoolResult, StreamChunk, StreamGrant, WorkerReply, WorkerRequest } from './layer-job.ts';
+import { loadLibraries } from './libraries.ts';
 import { runJob } from './run-job.ts';
 import { transferList } from './spool-format.ts';
 
@@ -12,8 +11,7 @@ const WINDOW_BYTES = 8 << 20;
 
 const port = parentPort!;
 // Libraries are loaded while there is no job yet.
-if (gunzipFallback() !== undefined) igzipEngine();
-sha256Fallback();
+loadLibraries();
 const reply = (message: WorkerReply, transfer: ArrayBuffer[] = []) => port.postMessage(message, transfer);
 reply({ kind: 'ready' });
 

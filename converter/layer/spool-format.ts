@@ -54,6 +54,7 @@ export class SpoolIndexWriter {
   #used = 0;
   #data: FileData[] = [];
   count = 0;
+  #hasMarks = false;
 
   add(entry: Entry, data: FileData | undefined): void {
     let size = FIXED_BYTES + entry.path.length + entry.target.length;
@@ -88,6 +89,7 @@ export class SpoolIndexWriter {
     }
     this.#used = p;
     this.count++;
+    this.#hasMarks ||= entry.kind === 'whiteout' || entry.kind === 'opaque' || entry.path.includes('.wh.');
   }
 
   /** Remembers a file's place; `id` must be its position in this order. */
@@ -119,7 +121,12 @@ export class SpoolIndexWriter {
     if (this.#used > 0)
       this.#segments.push(new Uint8Array(this.#buffer.subarray(0, this.#used)) as Uint8Array<ArrayBuffer>);
     this.#used = 0;
-    return { segments: this.#segments, data: encodeData(this.#data), count: this.count };
+    return {
+      segments: this.#segments,
+      data: encodeData(this.#data),
+      count: this.count,
+      hasMarks: this.#hasMarks,
+    };
   }
 }
 
@@ -128,6 +135,8 @@ export interface SpoolIndex {
   readonly segments: readonly Uint8Array<ArrayBuffer>[];
   readonly data: EncodedData;
   readonly count: number;
+  /** Whether any entry may hide something of lower layers without being in its place: whiteouts, and `.wh.` in a path. */
+  readonly hasMarks: boolean;
 }
 
 interface EncodedData {

@@ -63,7 +63,7 @@ export class OverlayTree {
     this.root.touched = this.group;
     this.#hidden.clear();
     this.#leftOut.clear();
-    forEachEntry(layer.index, (entry) => this.#hideLower(layer, entry));
+    if (layer.index.hasMarks) forEachEntry(layer.index, (entry) => this.#hideLower(layer, entry));
     forEachEntry(layer.index, (entry, dataId) => this.#add(layer, entry, dataId < 0 ? undefined : layer.data[dataId]!));
   }
 

@@ -4,7 +4,7 @@
  * Publishing is the place where an image begins to exist: all its blobs are there first, then its manifest, then its
  * name. Between looking at the blobs and setting the name, garbage collection is kept out.
  */
-import { type Digest, digestOf, hexOf, isDigest, isDsecError, messageOf } from '#base';
+import { type Digest, digestOf, hexOf, inParallel, isDigest, isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import type { BlobStore, Descriptor } from '../store/blob-store.ts';
 import { isImageName, parseImageName } from '../store/image-name.ts';
@@ -21,6 +21,9 @@ import {
   MAX_MANIFEST_BYTES,
   parseManifest,
 } from './manifest.ts';
+
+/** Each is a few round trips to the store. */
+const RENEWED_AT_ONCE = 8;
 
 /**
  * The image that `nameOrDigest` means: `repository`, `repository:tag`, `sha256:<64 hex>`, or the first six or more hex
@@ -196,12 +199,12 @@ export async function keepBlobs(store: BlobStore, blobs: readonly Descriptor[]):
 }
 
 async function renewAll(store: BlobStore, name: string, blobs: readonly Descriptor[]): Promise<void> {
-  for (const { digest, size } of blobs) {
+  await inParallel(blobs, RENEWED_AT_ONCE, async ({ digest, size }) => {
     const found = await store.renew(digest);
-    if (found?.sizeBytes === size) continue;
+    if (found?.sizeBytes === size) return;
     const what = found ? `it has ${found.sizeBytes} bytes instead of ${size}` : 'it is missing';
     throw fail('CATALOG_BLOB_GONE', { name, digest, store: store.url, found: what });
-  }
+  });
 }
 
 export interface ImageRow {

@@ -12,6 +12,7 @@ import {
   DEFAULT_COLLAPSE_LIMIT_BYTES,
   DEFAULT_INLINE_LIMIT_BYTES,
   type ImageSource,
+  loadLibraries,
   openSource,
   type Platform,
   type SourceImage,
@@ -102,7 +103,10 @@ async function convertAll(
   onOutcome: (outcome: BatchOutcome) => void = () => {},
 ): Promise<BatchOutcome[]> {
   for (const { name } of items) parseImageName(name);
-  const staging = await store.stage();
+  const staged = store.stage();
+  // While the disk is waited for.
+  if (options.here === true) loadLibraries();
+  const staging = await staged;
   const outcomes = new Map<BatchItem, BatchOutcome>();
   const settle = (item: BatchItem, outcome: BatchOutcome) => {
     outcomes.set(item, outcome);

@@ -53,8 +53,13 @@ class Counter implements Family {
   }
 
   add(labels: Labels = {}, by = 1): void {
+    this.of(labels)(by);
+  }
+
+  /** `add` for these labels: where it is called often. */
+  of(labels: Labels): (by?: number) => void {
     const key = labelText(labels);
-    this.#values.set(key, (this.#values.get(key) ?? 0) + by);
+    return (by = 1) => void this.#values.set(key, (this.#values.get(key) ?? 0) + by);
   }
 
   text(name: string): string {
@@ -74,15 +79,20 @@ class Histogram implements Family {
   }
 
   observe(labels: Labels, value: number): void {
+    this.of(labels)(value);
+  }
+
+  /** `observe` for these labels: where it is called often. */
+  of(labels: Labels): (value: number) => void {
     const key = labelText(labels);
-    let series = this.#series.get(key);
-    if (series === undefined) {
-      series = { labels, counts: this.#bounds.map(() => 0), sum: 0, count: 0 };
-      this.#series.set(key, series);
-    }
-    series.sum += value;
-    series.count++;
-    for (let k = this.#bounds.length - 1; k >= 0 && value <= this.#bounds[k]!; k--) series.counts[k]!++;
+    const series = this.#series.get(key) ?? { labels, counts: this.#bounds.map(() => 0), sum: 0, count: 0 };
+    this.#series.set(key, series);
+    const bounds = this.#bounds;
+    return (value) => {
+      series.sum += value;
+      series.count++;
+      for (let k = bounds.length - 1; k >= 0 && value <= bounds[k]!; k--) series.counts[k]!++;
+    };
   }
 
   text(name: string): string {

@@ -98,6 +98,19 @@ describe.skipIf(obstacle !== undefined)('a ring', () => {
     ring.close();
   });
 
+  test('a ring whose mappings are given back is there until its descriptor is closed', () => {
+    const before = readdirSync('/proc/self/fd').length;
+    const ring = new IoUring({ entries: 4, flags: RING_FLAG.SINGLE_ISSUER | RING_FLAG.COOP_TASKRUN });
+    complete(ring, 0);
+    expect(readFileSync('/proc/self/maps', 'latin1')).toContain('[io_uring]');
+    expect(ring.unmap()).toBe(ring.fd);
+    expect(readFileSync('/proc/self/maps', 'latin1')).not.toContain('[io_uring]');
+    // Nothing more.
+    ring.close();
+    expect(readdirSync('/proc/self/fd').length).toBe(before + 1);
+    closeSync(ring.fd);
+  });
+
   test('wrong flags are an error, and leave no descriptor', () => {
     const before = readdirSync('/proc/self/fd').length;
     expect(() => new IoUring({ entries: 4, flags: 1 << 30 })).toThrow(expect.objectContaining({ code: 'EINVAL' }));

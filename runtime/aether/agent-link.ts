@@ -3,25 +3,22 @@
  * agent sends that makes no sense ends this sandbox, and no other.
  */
 import { randomInt } from 'node:crypto';
-import { readFileSync } from 'node:fs';
 import type { Duplex } from 'node:stream';
 import { setTimeout as delay } from 'node:timers/promises';
 import { getSystemErrorMap } from 'node:util';
 import { failPoint, messageOf } from '#base';
 import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
-import { kill, membersOf, thawCommands } from '../backend/cgroup-cleanup.ts';
 import { STAGE_EXEC, stageText } from '../backend/launch-order.ts';
 import { fail } from '../errors.ts';
 import { environmentOf } from '../sandbox/environment.ts';
 import { type ImageUser, userFrom } from '../sandbox/user-lookup.ts';
 import type { ExecSpec } from '../sandbox-api/exec.ts';
 import type { FileWatch, WatchOptions } from '../sandbox-api/watch.ts';
+import type { AgentChannel, CommandTrees } from './agent-channel.ts';
 import { AgentFiles } from './agent-files.ts';
 import { AgentStreams } from './agent-streams.ts';
-import { type CommandGroups, groupOf, killGroup, outOfMemoryCount, removeGroup } from './command-group.ts';
-import { forgetCommand, lastCommandId, readCommandRecords, writeCommandRecord } from './command-record.ts';
+import { CommandJournal } from './command-journal.ts';
 import { watchFiles } from './file-watch.ts';
-import type { KeeperChannel } from './keeper-channel.ts';
 import { type CommandHost, KeptCommand, WINDOW_BYTES } from './kept-command.ts';
 import type { SpoolLimits } from './output-spool.ts';
 import { connectPort } from './port-connection.ts';
@@ -37,19 +34,17 @@ export interface CommandDefaults {
 
 export interface LinkOptions {
   readonly name: string;
-  readonly keeper: KeeperChannel;
-  /** The keeper's for it. */
-  readonly keptId: number;
+  readonly channel: AgentChannel;
   /** Folder for commands' records and output. */
   readonly commands: string;
   readonly defaults: CommandDefaults;
-  readonly groups: CommandGroups | undefined;
-  /** All groups of the sandbox. */
-  readonly cgroups: readonly string[];
+  readonly trees: CommandTrees;
   readonly spoolLimits?: SpoolLimits;
   /** What it has stood still in its life so far; `stoodSinceMs`: it stands still now. */
   readonly stoodMs?: number;
   readonly stoodSinceMs?: number;
+  /** Another text whenever the sandbox's accounts may have changed; undefined when that cannot be told. */
+  readonly accounts?: () => string | undefined;
   /** It stands still, and somebody wants something of it. */
   readonly onWanted?: () => void;
   /** Somebody uses it. */
@@ -77,6 +72,8 @@ const WANTED: ReadonlySet<number> = new Set([
 
 /** Of those that have ended so many are kept. */
 const KEPT_COMMANDS = 256;
+/** Of one state of the accounts. */
+const KEPT_USERS = 64;
 const ACCOUNT_FILE_BYTES = 4 << 20;
 const MAX_EXEC_BYTES = 4 << 20;
 
@@ -84,6 +81,7 @@ export class AgentLink implements CommandHost {
   readonly name: string;
   readonly commands: string;
   readonly files: AgentFiles;
+  readonly journal: CommandJournal;
   private readonly options: LinkOptions;
   private readonly streams = new AgentStreams((kind, id, payload) => this.send(kind, id, payload));
   private readonly all = new Map<number, KeptCommand>();
@@ -96,18 +94,23 @@ export class AgentLink implements CommandHost {
   /** Of those that are being started, and of requests without an answer. */
   private underWay = 0;
   private readonly standing: Standing;
+  /** Who was looked up in the accounts as they are while `key` stays what it is. */
+  private users: { readonly key: string | undefined; readonly found: Map<string, ImageUser> } = {
+    key: undefined,
+    found: new Map(),
+  };
 
   constructor(options: LinkOptions) {
     this.options = options;
     this.name = options.name;
     this.commands = options.commands;
-    this.lastCommand = lastCommandId(this.commands);
-    this.outOfMemorySeen = outOfMemoryCount(options.cgroups);
+    this.journal = new CommandJournal(this.commands);
+    this.lastCommand = this.journal.lastId;
+    this.outOfMemorySeen = options.trees.outOfMemoryCount();
     this.standing = new Standing(options.stoodMs ?? 0);
     if (options.stoodSinceMs !== undefined) this.standing.stand(options.stoodSinceMs);
     this.files = new AgentFiles((payload) => this.ask(payload));
-    for (const record of readCommandRecords(this.commands))
-      this.adopt(new KeptCommand(this, record, options.spoolLimits));
+    for (const record of this.journal.records()) this.adopt(new KeptCommand(this, record, options.spoolLimits));
   }
 
   /**
@@ -117,7 +120,7 @@ export class AgentLink implements CommandHost {
   async reconcile(): Promise<void> {
     // It may have ended while it was taken over.
     this.refuseGone();
-    if (this.options.groups !== undefined && !this.standing.isStanding) thawCommands(this.options.groups.parent);
+    if (!this.standing.isStanding) this.options.trees.thaw();
     this.streams.closeUnknown();
     for (const command of this.all.values()) {
       if (command.isOver) continue;
@@ -155,7 +158,6 @@ export class AgentLink implements CommandHost {
     const id = ++this.lastCommand;
     const startedMs = Date.now();
     const record = {
-      version: 1 as const,
       id,
       args: spec.args.map(String),
       requestId: spec.requestId,
@@ -165,13 +167,12 @@ export class AgentLink implements CommandHost {
       startedMs,
       deadlineMs: spec.timeoutMs === undefined ? undefined : startedMs + spec.timeoutMs - this.stoodMs(),
     };
-    writeCommandRecord(this.commands, record);
+    this.journal.begin(record);
     failPoint('exec-recorded');
     const command = new KeptCommand(this, record, this.options.spoolLimits);
     this.adopt(command);
-    const { groups } = this.options;
-    const group = groups === undefined ? undefined : groupOf(groups, id);
-    this.options.keeper.toAgent(this.options.keptId, AGENT_FRAME.exec, id, payload, group);
+    const { channel, trees } = this.options;
+    channel.toAgent(AGENT_FRAME.exec, id, payload, trees.groupOf(id));
     this.options.onUsed?.();
     failPoint('exec-sent');
     this.underWay++;
@@ -243,7 +244,7 @@ export class AgentLink implements CommandHost {
   /** Commands from now on enter it too; the same one again is no error. Should that not be possible the sandbox ends: they would have no limits. */
   enterGroup(folder: string): void {
     const key = new PayloadWriter().bytes(folder).done();
-    this.options.keeper.toAgent(this.options.keptId, AGENT_FRAME.group, NO_COMMAND, key, folder);
+    this.options.channel.toAgent(AGENT_FRAME.group, NO_COMMAND, key, folder);
   }
 
   /** To everything in the sandbox but the agent. */
@@ -257,7 +258,7 @@ export class AgentLink implements CommandHost {
       this.handle(kind, about, payload);
     } catch (error) {
       this.broken ??= messageOf(error);
-      this.options.keeper.cancel(this.options.keptId);
+      this.options.channel.cancel();
     }
   }
   /** What was wrong with what the agent sent. */
@@ -272,6 +273,7 @@ export class AgentLink implements CommandHost {
     this.streams.lose(error);
     for (const command of this.all.values()) command.lose(error, reason);
     for (const command of this.all.values()) command.dispose();
+    this.journal.close();
   }
 
   // For commands.
@@ -286,27 +288,21 @@ export class AgentLink implements CommandHost {
         return;
       }
     }
-    this.options.keeper.toAgent(this.options.keptId, kind, about, payload);
+    this.options.channel.toAgent(kind, about, payload);
   }
 
-  async killTree(id: number): Promise<void> {
-    const { groups } = this.options;
-    if (groups === undefined) this.send(AGENT_FRAME.kill, id, new PayloadWriter().u32(SIGKILL).u8(0).done());
-    else await killGroup(groups, id);
+  killTree(id: number): Promise<void> {
+    return this.options.trees.killAll(id);
   }
 
   /** SIGKILL to all that a command has started, but not to itself. */
   async killOthers(id: number): Promise<void> {
-    const { groups } = this.options;
     const pid = this.all.get(id)?.pid;
-    if (groups === undefined || pid === undefined) return;
-    for (const member of membersOf(groupOf(groups, id))) {
-      if (pidInside(member) !== pid) kill(member);
-    }
+    if (pid !== undefined) await this.options.trees.killOthers(id, pid);
   }
 
   ranOutOfMemory(): boolean {
-    const count = outOfMemoryCount(this.options.cgroups);
+    const count = this.options.trees.outOfMemoryCount();
     const ran = count > this.outOfMemorySeen;
     this.outOfMemorySeen = count;
     return ran;
@@ -314,8 +310,18 @@ export class AgentLink implements CommandHost {
 
   over(command: KeptCommand): void {
     this.options.onUsed?.();
-    if (this.options.groups !== undefined) removeGroup(this.options.groups, command.id);
-    const over = this.list().filter(({ isOver }) => isOver);
+    // Whoever waits for it has the answer first.
+    setImmediate(() => this.tidy(command));
+  }
+
+  private tidy({ id, result }: KeptCommand): void {
+    if (this.gone !== undefined) return;
+    this.options.trees.remove(id);
+    // Of one that was killed it was asked already.
+    if (result?.signal !== 'SIGKILL') this.ranOutOfMemory();
+    if (this.all.size <= KEPT_COMMANDS) return;
+    // Those that began first come first.
+    const over = [...this.all.values()].filter(({ isOver }) => isOver);
     for (const one of over.slice(0, Math.max(0, over.length - KEPT_COMMANDS))) {
       this.send(AGENT_FRAME.drop, one.id);
       this.forget(one);
@@ -383,11 +389,16 @@ export class AgentLink implements CommandHost {
     command.dispose();
     this.all.delete(command.id);
     if (command.record.requestId !== undefined) this.byRequest.delete(command.record.requestId);
-    forgetCommand(this.commands, command.id);
+    this.journal.forget(command.id, command.total('stdout') + command.total('stderr') > 0);
   }
 
   /** By the accounts that the sandbox has now, read by the agent: no link in it leads out. */
   private async user(spec: string): Promise<ImageUser> {
+    const key = this.options.accounts?.();
+    if (key === undefined || key !== this.users.key) this.users = { key, found: new Map() };
+    const { found } = this.users;
+    const known = found.get(spec);
+    if (known !== undefined) return known;
     const text = async (path: string) => {
       try {
         return (await this.files.read(path, ACCOUNT_FILE_BYTES)).toString('utf8');
@@ -397,11 +408,13 @@ export class AgentLink implements CommandHost {
       }
     };
     const [passwd, group] = await Promise.all([text('/etc/passwd'), text('/etc/group')]);
-    return userFrom(passwd, group, spec);
+    const user = userFrom(passwd, group, spec);
+    if (key !== undefined && found.size < KEPT_USERS) found.set(spec, user);
+    return user;
   }
 
   private execPayload(spec: StartSpec, user: ImageUser): Buffer {
-    const { defaults, groups } = this.options;
+    const { defaults, trees } = this.options;
     const given = (spec.env ?? []).filter((entry): entry is string => typeof entry === 'string');
     const exact = (spec.env ?? []).filter((entry): entry is Buffer => typeof entry !== 'string');
     const terminal = spec.terminal !== undefined;
@@ -411,7 +424,8 @@ export class AgentLink implements CommandHost {
     const names = exact.map((entry) => entry.subarray(0, entry.indexOf('=') + 1).toString('latin1'));
     const kept = env.filter((entry) => !names.some((name) => entry.startsWith(name)));
     const out = new PayloadWriter();
-    const flags = [terminal, spec.stdin === true, groups !== undefined, spec.script === true, spec.silent === true];
+    const inGroup = trees.groupOf(1) !== undefined;
+    const flags = [terminal, spec.stdin === true, inGroup, spec.script === true, spec.silent === true];
     out.u8(flags.reduce((bits, flag, index) => bits | (flag ? 1 << index : 0), 0));
     out.u16(spec.terminal?.rows ?? 0).u16(spec.terminal?.columns ?? 0);
     const cwd = spec.cwd ?? defaults.cwd;
@@ -436,18 +450,7 @@ export class AgentLink implements CommandHost {
   }
 }
 
-const SIGKILL = 9;
 const NO_COMMAND = 0;
-
-/** Of a process of this machine: its number in the innermost namespace. */
-function pidInside(pid: number): number | undefined {
-  try {
-    const line = /^NSpid:\s*(.*)$/m.exec(readFileSync(`/proc/${pid}/status`, 'latin1'))?.[1];
-    return line === undefined ? undefined : Number(line.trim().split(/\s+/).at(-1));
-  } catch {
-    return undefined;
-  }
-}
 const STAGE_CWD = 20;
 
 /** errno of an operation that the agent could not do. */

@@ -17,7 +17,7 @@ import {
   PROTOCOL_VERSION,
 } from '../backend/agent-wire.ts';
 import { LaunchFailure } from '../backend/launcher-channel.ts';
-import { readFrames } from '../backend/socket-frames.ts';
+import { readFrames, turnWriter } from '../backend/socket-frames.ts';
 import { fail } from '../errors.ts';
 
 export const KEPT_STATES = ['held', 'begun', 'running', 'ended', 'failed'] as const;
@@ -57,9 +57,13 @@ export class KeeperChannel {
   private readonly taken = new Map<number, number>();
   private nextId: number;
   private isClosed = false;
+  private readonly write: (bytes: Buffer) => void;
+  private takenBytes = 0;
+  private takenTimer: NodeJS.Timeout | undefined;
 
   private constructor(socket: Socket, kept: readonly Kept[], rest: FrameParser, first: readonly Frame[]) {
     this.socket = socket;
+    this.write = turnWriter(socket);
     this.kept = kept;
     for (const { id } of kept) this.early.set(id, []);
     this.nextId = Math.max(0, ...kept.map(({ id }) => id)) + 1;
@@ -226,11 +230,15 @@ export class KeeperChannel {
   close(): void {
     this.isClosed = true;
     this.events.clear();
+    // What this turn has said goes out.
+    this.socket.uncork();
     this.socket.destroy();
   }
 
   private send(kind: number, id: number, payload: Buffer): void {
-    if (!this.isClosed) this.socket.write(frameBytes(kind, id, payload));
+    if (this.isClosed) return;
+    this.tellTaken();
+    this.write(frameBytes(kind, id, payload));
   }
 
   private receive(frame: Frame): void {
@@ -262,26 +270,37 @@ export class KeeperChannel {
         return;
       case FRAME.fromAgent:
         events.frame(reader.u8(), reader.u32(), reader.rest());
-        this.take(id);
+        this.take(id, payload.length);
         return;
       default:
         throw fail('RUNTIME_AGENT_PROTOCOL', { problem: `a frame of type ${kind} from the keeper` });
     }
   }
 
-  /** What was handled needs no repetition; said once for all frames of a turn. */
-  private take(id: number): void {
-    if (this.taken.size === 0) {
-      queueMicrotask(() => {
-        for (const [one, count] of this.taken) this.send(FRAME.taken, one, new PayloadWriter().u32(count).done());
-        this.taken.clear();
-      });
-    }
+  /** What was handled needs no repetition: said with whatever is sent next, or a little later, as it hurts nobody to hear it twice. */
+  private take(id: number, bytes: number): void {
     this.taken.set(id, (this.taken.get(id) ?? 0) + 1);
+    this.takenBytes += bytes;
+    if (this.takenBytes > TAKEN_BYTES) this.tellTaken();
+    else this.takenTimer ??= setTimeout(() => this.tellTaken(), TAKEN_MS).unref();
+  }
+
+  private tellTaken(): void {
+    if (this.taken.size === 0 || this.isClosed) return;
+    clearTimeout(this.takenTimer);
+    this.takenTimer = undefined;
+    this.takenBytes = 0;
+    for (const [id, count] of this.taken) {
+      this.write(frameBytes(FRAME.taken, id, new PayloadWriter().u32(count).done()));
+    }
+    this.taken.clear();
   }
 }
 
 const NOTHING = Buffer.alloc(0);
+/** Far less than the keeper holds back for one sandbox. */
+const TAKEN_BYTES = 256 << 10;
+const TAKEN_MS = 20;
 const EAGAIN = 11;
 
 function failureOf(reader: PayloadReader): LaunchFailure {

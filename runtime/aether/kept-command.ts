@@ -9,7 +9,7 @@ import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire
 import { signalNumber } from '../backend/signal-effect.ts';
 import { fail } from '../errors.ts';
 import type { ExecHandle, ExecResult, OutputFrom, OutputPart, StreamName } from '../sandbox-api/exec.ts';
-import { type CommandRecord, commandFolder, writeCommandRecord } from './command-record.ts';
+import { type CommandJournal, type CommandRecord, commandFolder } from './command-journal.ts';
 import { OutputSpool, SPOOL_LIMITS, type SpoolLimits } from './output-spool.ts';
 
 /** How much of a stream the agent may send ahead. */
@@ -26,6 +26,7 @@ const STDIN_AHEAD_BYTES = 128 << 10;
 export interface CommandHost {
   readonly name: string;
   readonly commands: string;
+  readonly journal: CommandJournal;
   send(kind: number, about: number, payload?: Buffer): void;
   /** SIGKILL to all of it. */
   killTree(id: number): Promise<void>;
@@ -356,7 +357,7 @@ export class KeptCommand implements ExecHandle {
         exitCode: number === 0 ? (exit.status >> 8) & 0xff : 128 + number,
         signal: number === 0 ? undefined : signalNamed(number),
         timedOut: this.timedOut && killed,
-        outOfMemory: this.host.ranOutOfMemory() && killed,
+        outOfMemory: killed && this.host.ranOutOfMemory(),
         stdoutBytes: this.bytesOf('stdout', exit),
         stderrBytes: this.bytesOf('stderr', exit),
         durationMs: Date.now() - this.state.startedMs,
@@ -423,7 +424,7 @@ export class KeptCommand implements ExecHandle {
   /** Without room for it, how it ended is known as long as this process lives. */
   private note(): void {
     try {
-      writeCommandRecord(this.host.commands, this.state);
+      this.host.journal.end(this.state);
     } catch {
       // See above.
     }

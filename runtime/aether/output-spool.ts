@@ -6,7 +6,9 @@
  *
  * Offsets are those of the stream since its beginning. Writing the same bytes again is harmless: after a restart they may come twice.
  */
-import { closeSync, constants, existsSync, ftruncateSync, openSync, readSync, writeSync } from 'node:fs';
+import { closeSync, constants, existsSync, ftruncateSync, mkdirSync, openSync, readSync, writeSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { systemCode } from '#base';
 
 export interface SpoolLimits {
   readonly headBytes: number;
@@ -28,7 +30,7 @@ export class OutputSpool {
   private fd: number | undefined;
   private written = 0;
 
-  /** The file is made by the first byte. */
+  /** File and folder are made by the first byte. */
   constructor(path: string, limits: SpoolLimits = SPOOL_LIMITS) {
     this.path = path;
     this.limits = limits;
@@ -95,7 +97,17 @@ export class OutputSpool {
   }
 
   private open(): number {
-    this.fd ??= openSync(this.path, constants.O_RDWR | constants.O_CREAT, 0o600);
+    if (this.fd === undefined) {
+      const open = () => openSync(this.path, constants.O_RDWR | constants.O_CREAT, 0o600);
+      try {
+        this.fd = open();
+      } catch (error) {
+        if (systemCode(error) !== 'ENOENT') throw error;
+        // Of a command that had written nothing so far.
+        mkdirSync(dirname(this.path), { mode: 0o700 });
+        this.fd = open();
+      }
+    }
     return this.fd;
   }
 

@@ -20,6 +20,8 @@ export const FRAME = {
   taken: 9,
   forget: 10,
   startByRuntime: 11,
+  // To a guest's first process, beside launch, cancel, toAgent and toAgentInGroup.
+  guestWork: 12,
   // From it.
   ready: 100,
   started: 101,
@@ -30,6 +32,9 @@ export const FRAME = {
   allKept: 106,
   fromAgent: 107,
   prepared: 108,
+  // From a guest's first process, beside started, ended, failed and fromAgent.
+  guestDone: 109,
+  outOfMemory: 114,
   client: 110,
   clientSignal: 111,
   clientGone: 112,

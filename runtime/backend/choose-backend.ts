@@ -4,6 +4,7 @@
  */
 
 import { fail } from '../errors.ts';
+import { MICROVM, vmBackend } from '../vm/vm-backend.ts';
 import { findAgent } from './agent-binary.ts';
 import type { Backend } from './backend.ts';
 import { findOciRuntime, openOciBackend } from './oci-runtime.ts';
@@ -20,7 +21,13 @@ export function chooseBackend(runDir: string, asked: string | undefined = proces
   return openOciBackend(runDir, findOciRuntime(asked));
 }
 
+/** A full virtual machine has nothing here but, perhaps, control groups; its process is its driver's to end. */
+const FULL_VM = 'vm';
+
 /** To end what it runs, and what it left. @throws RUNTIME_NO_OCI_RUNTIME */
 export function backendNamed(name: string, runDir: string): Backend {
-  return name === OWN_BACKEND ? openOwnBackend(undefined) : openOciBackend(runDir, findOciRuntime(name));
+  if (name === MICROVM) return vmBackend(runDir);
+  return name === OWN_BACKEND || name === FULL_VM
+    ? openOwnBackend(undefined)
+    : openOciBackend(runDir, findOciRuntime(name));
 }

@@ -40,11 +40,14 @@ export function preparation(
   return out.done();
 }
 
-/** `agent`: in place of the command, for so many milliseconds (0: without an end). */
+/**
+ * `agent`: in place of the command, for so many milliseconds (0: without an end). `task`: what takes tasks (fncall/), which filters the calls of
+ * those, not its own.
+ */
 export function launchOrder(
   spec: LaunchSpec,
   oci: OciSpec = ociSpec(spec),
-  agent?: { readonly lifetimeMs: number },
+  agent?: { readonly lifetimeMs: number } | 'task',
 ): Buffer {
   const { process, linux } = oci;
   const out = new PayloadWriter();
@@ -79,8 +82,12 @@ export function launchOrder(
   out.u32(UMASK).bytes(process.cwd);
   out.list(process.args, (arg) => out.bytes(arg));
   out.list(process.env, (entry) => out.bytes(entry));
-  out.bytes(compiled(linux.seccomp));
-  out.u8(agent === undefined ? 0 : 1).u64(BigInt(agent?.lifetimeMs ?? 0));
+  if (agent === 'task') {
+    out.bytes('').u8(2).u64(0n);
+  } else {
+    out.bytes(compiledFilter(linux.seccomp));
+    out.u8(agent === undefined ? 0 : 1).u64(BigInt(agent?.lifetimeMs ?? 0));
+  }
   out.bytes(process.apparmorProfile ?? '');
   return out.done();
 }
@@ -146,7 +153,7 @@ function capabilityBits(names: readonly string[]): bigint {
 const filters = new WeakMap<SeccompProfile, Buffer>();
 
 /** The same profile for every sandbox: compiled once. */
-function compiled(profile: SeccompProfile): Buffer {
+export function compiledFilter(profile: SeccompProfile): Buffer {
   const bytes = filters.get(profile) ?? seccompFilter(profile);
   filters.set(profile, bytes);
   return bytes;
@@ -168,6 +175,7 @@ const STAGES: Readonly<Record<number, string>> = {
   13: 'setting up its system call filter',
   14: 'starting it by',
   15: 'taking on the AppArmor profile',
+  16: 'starting a program of a task,',
   20: 'entering the working directory',
   21: 'executing',
 };

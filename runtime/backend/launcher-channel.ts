@@ -7,7 +7,7 @@ import { getSystemErrorMap } from 'node:util';
 import { fail } from '../errors.ts';
 import { FRAME, type Frame, FrameParser, frameBytes, PayloadReader, PROTOCOL_VERSION } from './agent-wire.ts';
 import { stageText } from './launch-order.ts';
-import { readFrames } from './socket-frames.ts';
+import { readFrames, turnWriter } from './socket-frames.ts';
 
 export interface LauncherReady {
   readonly pid: number;
@@ -66,11 +66,13 @@ export class LauncherChannel {
   private readonly waiting = new Map<number, Waiting>();
   private readonly clients: ClientEvents | undefined;
   private isClosed = false;
+  private readonly write: (bytes: Buffer) => void;
   private nextId = 1;
   private readonly noteReady: { resolve(ready: LauncherReady): void; reject(error: Error): void };
 
   constructor(socket: Duplex, clients?: ClientEvents) {
     this.socket = socket;
+    this.write = turnWriter(socket);
     this.clients = clients;
     const ready = settled<LauncherReady>();
     this.ready = ready.promise;
@@ -127,11 +129,13 @@ export class LauncherChannel {
 
   /** Ends the launcher, and every sandbox that still runs. */
   close(): void {
+    // What this turn has said goes out.
+    this.socket.uncork();
     this.socket.destroy();
   }
 
   private send(kind: number, id: number, payload: Buffer): void {
-    if (!this.isClosed) this.socket.write(frameBytes(kind, id, payload));
+    if (!this.isClosed) this.write(frameBytes(kind, id, payload));
   }
 
   private receive({ kind, id, payload }: Frame): void {

@@ -28,3 +28,19 @@ export function readFrames(
   socket.on('end', () => socket.destroy());
   socket.once('close', () => closed(problem));
 }
+
+/** Writes at the end of this turn, all of it at once: each write is a call of the kernel's, and wakes who reads. */
+export function turnWriter(socket: Duplex): (bytes: Buffer) => void {
+  let isCorked = false;
+  return (bytes) => {
+    if (!isCorked) {
+      isCorked = true;
+      socket.cork();
+      process.nextTick(() => {
+        isCorked = false;
+        socket.uncork();
+      });
+    }
+    socket.write(bytes);
+  };
+}

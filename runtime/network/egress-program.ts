@@ -28,7 +28,9 @@ export const STATE = {
   untold: 104,
   /** When the next one may be told (GCRA). */
   toldUntil: 112,
-  sizeBytes: 120,
+  /** When the resolver may be asked next (GCRA). */
+  askedUntil: 120,
+  sizeBytes: 128,
 } as const;
 
 /** What is told of a denied packet. `prefix` and `destination` are the key of the tables too. */
@@ -61,6 +63,7 @@ export const REASONS = [
   'extension header',
   'not ip',
   'too short',
+  'too many questions',
 ] as const;
 export type Reason = (typeof REASONS)[number];
 
@@ -81,6 +84,9 @@ const TC_PASS = 0;
 const TC_DROP = 2;
 const TELL_EACH_NS = 2_000_000;
 const TELL_BURST_NS = 200_000_000;
+/** Packets to the resolver: more than it answers (resolver/sandbox-answers.ts), so that whoever floods it takes no time of the service's. */
+const ASK_EACH_NS = 1_000_000;
+const ASK_BURST_NS = 2_000_000_000;
 
 /** Offsets in struct __sk_buff. */
 const SKB = { length: 0, mark: 8, protocol: 16, vlan: 20, link: 40 } as const;
@@ -223,8 +229,8 @@ function transport(a: BpfAssembler): void {
     .store(2, FRAME, AT('port'), reg(1));
   // The resolver, and nothing else of this machine.
   a.jumpIf('ne', 1, DNS_PORT, 'destination');
-  jumpIfSame(a, AT('destination'), STATE.gateway4, 'passes');
-  jumpIfSame(a, AT('destination'), STATE.gateway6, 'passes');
+  jumpIfSame(a, AT('destination'), STATE.gateway4, 'question');
+  jumpIfSame(a, AT('destination'), STATE.gateway6, 'question');
   a.label('destination');
 }
 
@@ -278,6 +284,8 @@ function notThisMachine(a: BpfAssembler): void {
 }
 
 function verdicts(a: BpfAssembler, maps: ProgramMaps): void {
+  a.label('question').call(HELPER.now);
+  inTime(a, STATE.askedUntil, ASK_EACH_NS, ASK_BURST_NS, 'too many questions');
   count(a.label('passes'), STATE.passed, STATE.passedBytes);
   a.return(TC_PASS);
   for (const [number, reason] of REASONS.entries()) {
@@ -296,13 +304,19 @@ function count(a: BpfAssembler, packets: number, bytes: number): void {
   a.load(4, 1, FRAME, AT('packetBytes')).addAtomic(STATE_OF, bytes, 1);
 }
 
+/** One each `eachNs` on average, and what fits into `burstNs` at once; else to `tooMany`. Register 0 holds the time. */
+function inTime(a: BpfAssembler, at: number, eachNs: number, burstNs: number, tooMany: string): void {
+  const late = a.fresh();
+  a.load(8, 1, STATE_OF, at).jumpIf('ge', 1, reg(0), late).move(1, reg(0)).label(late);
+  a.move(2, reg(1)).do('sub', 2, reg(0)).jumpIf('gt', 2, burstNs, tooMany);
+  a.do('add', 1, eachNs).store(8, STATE_OF, at, reg(1));
+}
+
 /** Whoever floods is told of by the count alone: the ring belongs to all sandboxes. */
 function tell(a: BpfAssembler, maps: ProgramMaps): void {
   const NO_WAKEUP = 1;
   a.call(HELPER.now).store(8, FRAME, AT('time'), reg(0));
-  a.load(8, 1, STATE_OF, STATE.toldUntil).jumpIf('ge', 1, reg(0), 'late').move(1, reg(0)).label('late');
-  a.move(2, reg(1)).do('sub', 2, reg(0)).jumpIf('gt', 2, TELL_BURST_NS, 'untold');
-  a.do('add', 1, TELL_EACH_NS).store(8, STATE_OF, STATE.toldUntil, reg(1));
+  inTime(a, STATE.toldUntil, TELL_EACH_NS, TELL_BURST_NS, 'untold');
   a.map(1, maps.ring).stack(2, AT('time')).move(3, EVENT.sizeBytes).move(4, NO_WAKEUP).call(HELPER.ringOutput);
   a.jumpIf('eq', 0, 0, 'told').label('untold').move(1, 1).addAtomic(STATE_OF, STATE.untold, 1).label('told');
 }

@@ -3,9 +3,9 @@
  * program with its tables. Set up with the first of them; taken away when a process ends that has none. Another process's is left alone: who
  * has the resolver's port has the machine's network.
  */
-import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
+import { chmodSync, existsSync, mkdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { messageOf, systemCode } from '#base';
+import { failPoint, messageOf, systemCode } from '#base';
 import { mountsAt } from '#linux';
 import { fail } from '../errors.ts';
 import { LINK_PREFIX, type NetworkPool } from './address-pool.ts';
@@ -57,16 +57,21 @@ export class MachineNetwork {
     const addresses = [pool.gateway4, pool.gateway6].map((address) => ({ address }));
     const resolver = await Resolver.open({ opened, denied, upstreams, addresses }).catch((error) => {
       const taken = systemCode(error) === 'EADDRINUSE';
+      // What is there is somebody else's.
+      if (taken) removeShownFiles(runDir);
       const problem = taken
         ? `port 53 of ${pool.gateway4} is taken, by another \`dsec serve runtime\` or by a resolver that listens everywhere`
         : messageOf(error);
       throw fail('RUNTIME_NETWORK', { what: 'the resolver', problem }, error);
     });
     try {
+      failPoint('machine-resolver');
       allowForwarding();
       await setHostFilter(pool);
+      failPoint('machine-filtered');
       const filter = PacketFilter.open(filterFolder(runDir));
       filter.closeRanges(closedRanges(pool));
+      failPoint('machine-ready');
       return new MachineNetwork(options, resolver, filter, openNotes(onNote));
     } catch (error) {
       resolver.close();
@@ -89,14 +94,22 @@ export class MachineNetwork {
 
 /** What may be left of a process that was killed. */
 export function hasMachineNetwork(runDir: string): boolean {
-  return mountsAt(filterFolder(runDir)).length > 0;
+  // The files are made before all else.
+  return existsSync(shownFiles(runDir).resolver) || mountsAt(filterFolder(runDir)).length > 0;
 }
 
 export async function removeMachineNetwork({ runDir, pool }: Pick<MachineOptions, 'runDir' | 'pool'>): Promise<void> {
   removePacketFilter(filterFolder(runDir));
-  if (linksNamed(LINK_PREFIX).length > 0) return;
-  removeGatewayAddresses(pool);
-  await removeHostFilter();
+  if (linksNamed(LINK_PREFIX).length === 0) {
+    removeGatewayAddresses(pool);
+    await removeHostFilter();
+  }
+  // Last: they say that there may be something.
+  removeShownFiles(runDir);
+}
+
+function removeShownFiles(runDir: string): void {
+  for (const file of Object.values(shownFiles(runDir))) rmSync(file, { force: true });
 }
 
 function openNotes(onNote: MachineOptions['onNote']): ProgramNotes | undefined {

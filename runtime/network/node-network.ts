@@ -25,8 +25,10 @@ import type { DeniedName } from './resolver/sandbox-answers.ts';
 import type { UpstreamServer } from './resolver/upstream-servers.ts';
 import {
   guardLink,
+  guestMessages,
   linksNamed,
   makeSandboxLink,
+  makeSandboxTap,
   namespaceCookie,
   removeSandboxLink,
   sandboxLink,
@@ -53,6 +55,13 @@ export interface NodeNetworkOptions {
 export interface NetworkCounters extends LinkCounters {
   /** Addresses that names have led to, those that have expired included. */
   readonly openedAddresses: number;
+}
+
+export interface ConnectedTap {
+  readonly tap: string;
+  readonly mac: string;
+  /** For the guest's kernel: rtnetlink. */
+  readonly messages: ReturnType<typeof guestMessages>;
 }
 
 interface Attached {
@@ -110,7 +119,10 @@ export class NodeNetwork implements OpenedAddresses {
     const number = this.takeNumber();
     const { ipv4, ipv6 } = sandboxAddresses(this.pool, number);
     const attached = this.attach(number, id, name, compiled);
-    attached.begun = this.change(attached, () => machine.filter.setRows(number, compiled.table()));
+    attached.begun = this.change(attached, async () => {
+      await machine.filter.setRows(number, compiled.table());
+      failPoint('network-table');
+    });
     attached.begun.catch(() => {});
     return { mode: 'policy', number, ipv4, ipv6, policy, rules };
   }
@@ -123,6 +135,40 @@ export class NodeNetwork implements OpenedAddresses {
       await connecting;
     } finally {
       this.connecting.delete(sandbox.id);
+    }
+  }
+
+  /**
+   * Gives a sandbox that is a virtual machine its link, a tap, before the machine runs or while it does. What is told to its kernel is the answer.
+   * @throws RUNTIME_NETWORK
+   */
+  async connectTap({ id, name, network }: NetworkedSandbox): Promise<ConnectedTap> {
+    const connecting = (async () => {
+      const machine = await this.ready();
+      const attached = this.byId.get(id) ?? (await this.takeUp({ id, name, network }, machine));
+      await attached.begun;
+      const { number } = attached;
+      const mine = sandboxAddresses(this.pool, number);
+      const { gateway4, gateway6 } = this.pool;
+      attached.link = await makeSandboxTap(mine, this.owner, (link) => {
+        machine.filter.addLink(link, { number, ipv4: mine.ipv4, ipv6: mine.ipv6, gateway4, gateway6 });
+        attached.link = link;
+        failPoint('network-linked');
+        return machine.filter.program;
+      });
+      failPoint('network-connected');
+      const mac = [...mine.mac].map((byte) => byte.toString(16).padStart(2, '0')).join(':');
+      return { tap: mine.link, mac, messages: guestMessages(mine, this.pool) };
+    })();
+    const waited = connecting.then(() => {});
+    waited.catch(() => {});
+    this.connecting.set(id, waited);
+    try {
+      return await connecting;
+    } catch (error) {
+      throw fail('RUNTIME_NETWORK', { what: `sandbox ${name}`, problem: messageOf(error) }, error);
+    } finally {
+      this.connecting.delete(id);
     }
   }
 
@@ -159,10 +205,12 @@ export class NodeNetwork implements OpenedAddresses {
       throw fail('RUNTIME_NETWORK', { what: 'the policy', problem: 'the sandbox is being ended' });
     await this.change(attached, async () => {
       note({ policy, rules });
+      failPoint('policy-recorded');
       next.takeOver(attached.policy);
       // What the resolver opens from here on it opens in both tables.
       attached.policy = next;
       await machine.filter.setRows(attached.number, next.table());
+      failPoint('policy-applied');
     });
   }
 
@@ -180,7 +228,9 @@ export class NodeNetwork implements OpenedAddresses {
     for (const address of [ipv4, ipv6]) this.byAddress.delete(addressKey(address));
     // The link itself goes with its namespace; it passes nothing any more, and its number is free when it is gone.
     if (attached.link !== undefined) machine?.filter.removeLink(attached.link);
+    failPoint('network-unlinked');
     await machine?.filter.removeRows(number);
+    failPoint('network-released');
     this.byNumber.delete(number);
   }
 

@@ -4,9 +4,9 @@
  * process, whoever else has died: addresses, routes and the program at the link go with it.
  */
 import { isIPv4 } from 'node:net';
-import { inNetworkNamespace, netlink } from '#linux';
+import { inNetworkNamespace, makeTap, netlink } from '#linux';
 import { addressBytes } from './address.ts';
-import type { NetworkPool, SandboxAddresses } from './address-pool.ts';
+import { LINK_PREFIX, type NetworkPool, type SandboxAddresses } from './address-pool.ts';
 
 const { attribute, NetlinkSocket, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE } = netlink;
 type Request = netlink.NetlinkRequest;
@@ -79,6 +79,62 @@ export async function makeSandboxLink(
     outside.close();
     inside.close();
   }
+}
+
+/**
+ * As `makeSandboxLink` for a virtual machine, which has the other end of a tap: `guestMessages` says what its kernel is told. It stays until it is removed; one
+ * that is there is taken as it is, and guarded anew.
+ * @throws SyscallError
+ */
+export async function makeSandboxTap(
+  mine: SandboxAddresses,
+  owner: string,
+  guard: (link: number) => number,
+): Promise<number> {
+  // One that a machine has at its other end is not to be had again.
+  if (sandboxLink(mine.link) === undefined) makeTap(mine.link);
+  const outside = new NetlinkSocket();
+  try {
+    const link = numberOf(mine.link);
+    const program = guard(link);
+    await outside.sendInPool([
+      hardwareAddress(link, mine.gatewayMac),
+      ...guardedBy(program, link),
+      withoutLocalAddress(link),
+      raise(link),
+      ...waysTo(link, mine),
+    ]);
+    await outside.sendInPool([ownedBy(link, owner)]);
+    return link;
+  } finally {
+    outside.close();
+  }
+}
+
+/** Of the sandbox with that number. One that has gone is no error. */
+export function removeTapOf(number: number): void {
+  removeSandboxLink(`${LINK_PREFIX}${number}`);
+}
+
+/** Numbers of its links in a guest that has just come to life. */
+const GUEST_LOOPBACK = 1;
+const GUEST_LINK = 2;
+
+/** For the kernel of a guest with one network device, in this order. */
+export function guestMessages(mine?: SandboxAddresses, pool?: NetworkPool): Request[] {
+  if (mine === undefined || pool === undefined) return [raise(GUEST_LOOPBACK)];
+  return [
+    raise(GUEST_LOOPBACK),
+    withoutLocalAddress(GUEST_LINK),
+    ...ownAddresses(GUEST_LINK, mine),
+    raise(GUEST_LINK),
+    ...waysOut(GUEST_LINK, mine, pool),
+  ];
+}
+
+function hardwareAddress(link: number, mac: Buffer): Request {
+  const payload = linkMessage(link, 0, [attribute(IFLA.address, mac), attribute(IFLA.mtu, OUTER_MTU)]);
+  return { what: `link ${link}`, type: RTM.newLink, payload };
 }
 
 /** The program of a link that is there, in place of the one before. */

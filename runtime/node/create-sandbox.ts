@@ -7,6 +7,7 @@ import { dirname } from 'node:path';
 import { failPoint } from '#base';
 import { type BlobStore, blobFilesFor, type Image, mountImage, type OciConfig, readConfig } from '#imagesvc';
 import { processIdentity } from '#linux';
+import type { OpenStoreLayer } from '#ublk-daemon';
 import type { KeeperChannel } from '../aether/keeper-channel.ts';
 import { MOUNT_POINTS } from '../backend/oci-spec.ts';
 import { OWN_BACKEND } from '../backend/own-backend.ts';
@@ -32,7 +33,12 @@ import {
 import type { RuntimeFolders, SandboxFolders } from '../sandbox/state-folders.ts';
 import { lookUpUser } from '../sandbox/user-lookup.ts';
 import { type AllLimits, checkedLimits } from '../sandbox-api/limits.ts';
+import type { MemoryOptions } from '../sandbox-api/memory-options.ts';
 import type { IdleAction, ServiceClass } from '../sandbox-api/sandbox.ts';
+import type { MachineWish } from '../vm/full/machine-facts.ts';
+import { vmFacts } from '../vm/machine-facts.ts';
+import { MICROVM } from '../vm/vm-backend.ts';
+import { sandboxVmDriver } from '../vm/vm-drivers.ts';
 import { networkFiles } from './network-files.ts';
 import { residentLaunch } from './resident-launch.ts';
 
@@ -68,6 +74,16 @@ export interface CreateOptions extends AllLimits {
   readonly onTraceProblem?: (text: string) => void;
   /** `dsec`, `crun` or `runc`; our own by default. */
   readonly runtime?: string;
+  /** What it lives in: `container` by default. */
+  readonly backend?: string;
+  /** Of the backend `microvm`. */
+  readonly memory?: MemoryOptions;
+  /** A disk of its own at /var/lib/docker, of the backend `microvm`. */
+  readonly dockerDiskBytes?: number;
+  /** Of the backend `vm`. */
+  readonly machine?: MachineWish;
+  /** Reads layers of a disk image, verified. */
+  readonly openStoreLayer?: OpenStoreLayer;
 }
 
 const DEFAULT_PIDS = 4096;
@@ -92,6 +108,7 @@ export async function residentRecord(name: string, options: CreateOptions, state
   const { store, base, workspace, toolkits = [], requestId, ttlMs } = options;
   const { config } = await readConfig(store, base);
   const limits = checkedLimits({ ...options, pids: options.pids ?? DEFAULT_PIDS });
+  const isVm = options.backend === MICROVM;
   const now = Date.now();
   return {
     version: 1,
@@ -100,7 +117,7 @@ export async function residentRecord(name: string, options: CreateOptions, state
     state: 'running',
     keep: true,
     createdAt: new Date(now).toISOString(),
-    backend: options.runtime ?? OWN_BACKEND,
+    backend: isVm ? MICROVM : (options.runtime ?? OWN_BACKEND),
     store: store.url,
     base: imageReference(base),
     workspace: workspace && imageReference(workspace),
@@ -109,7 +126,10 @@ export async function residentRecord(name: string, options: CreateOptions, state
     userns: options.userns,
     mountPoints: [],
     limits,
-    disk: planDisk(limits, stateDir),
+    disk: isVm ? undefined : planDisk(limits, stateDir),
+    vm: isVm
+      ? vmFacts(sandboxVmDriver(), limits, { ...options, lazy: options.lazy === true || !isLocal(store) })
+      : undefined,
     network: options.network?.mode === 'host' ? { mode: 'host' } : undefined,
     resident: {
       requestId,
@@ -121,6 +141,10 @@ export async function residentRecord(name: string, options: CreateOptions, state
       class: options.class,
     },
   };
+}
+
+function isLocal(store: BlobStore): boolean {
+  return store.url.startsWith('file:');
 }
 
 /** Mounts and launches what is on record. Returns the record as it is then; whoever calls undoes it when this fails. */

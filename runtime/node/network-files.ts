@@ -10,6 +10,8 @@ const HOSTS = '/etc/hosts';
 export interface NetworkFiles {
   /** To be made. */
   readonly missing: readonly MountPoint[];
+  /** All of them, for a root whose points are made elsewhere. */
+  readonly shown: readonly { readonly source: string; readonly target: string }[];
   /** Once they are there. */
   readonly binds: () => readonly { readonly source: string; readonly target: string }[];
 }
@@ -20,6 +22,7 @@ export function networkFiles(network: NetworkFacts | undefined, runDir: string, 
   const points = shown.map(({ target }): MountPoint => ({ path: target, kind: 'file' }));
   const isBare = points.length > 0 && resolveInRoot(root, '/etc')?.stat === undefined;
   return {
+    shown,
     missing: isBare ? [{ path: '/etc', kind: 'folder' }, ...points] : missingMountPoints(root, points),
     // An image may have a folder there.
     binds: () => shown.filter(({ target }) => resolveInRoot(root, target)?.stat?.isFile() === true),

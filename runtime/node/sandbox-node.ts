@@ -14,7 +14,7 @@ import { OWN_BACKEND } from '../backend/own-backend.ts';
 import { fail } from '../errors.ts';
 import { NodeNetwork, type NodeNetworkOptions } from '../network/node-network.ts';
 import { DENY_ALL } from '../network/policy.ts';
-import { dismantle, removeFolder } from '../sandbox/end-sandbox.ts';
+import { dismantle, keepEnded, removeFolder } from '../sandbox/end-sandbox.ts';
 import { takeIds, withOrWithoutIds } from '../sandbox/sandbox-ids.ts';
 import {
   checkSandboxName,
@@ -25,9 +25,16 @@ import {
   writeRecord,
 } from '../sandbox/sandbox-record.ts';
 import { listSandboxes, reclaimSandboxes, removeSandbox } from '../sandbox/sandboxes.ts';
-import { type RuntimeFolders, runtimeFolders, sandboxFolders } from '../sandbox/state-folders.ts';
+import { type RuntimeFolders, runtimeFolders, type SandboxFolders, sandboxFolders } from '../sandbox/state-folders.ts';
 import { type Capability, needs } from '../sandbox-api/capabilities.ts';
 import { capabilitiesFor } from '../sandbox-api/limits.ts';
+import { beginMachine, machineRecord } from '../vm/full/create-machine.ts';
+import { FULL_VM, FULL_VM_FEATURES, FullVmSandbox } from '../vm/full/full-vm-sandbox.ts';
+import { openQemuDriver } from '../vm/qemu/qemu-driver.ts';
+import { MICROVM } from '../vm/vm-backend.ts';
+import { findVm, launchVm } from '../vm/vm-node.ts';
+import { MICROVM_FEATURES } from '../vm/vm-sandbox.ts';
+import { type AgentSandboxParts, endNow } from './agent-sandbox.ts';
 import {
   type CreateOptions,
   launchResident,
@@ -35,7 +42,8 @@ import {
   refuseWithoutRoot,
   residentRecord,
 } from './create-sandbox.ts';
-import { endNow, OWN_FEATURES, ResidentSandbox } from './resident-sandbox.ts';
+import type { NodeSandbox } from './node-sandbox.ts';
+import { OWN_FEATURES, ResidentSandbox } from './resident-sandbox.ts';
 
 export interface NodeOptions {
   readonly agent: AgentBinary;
@@ -48,7 +56,13 @@ export interface NodeOptions {
 /** More of them than this, and those of sandboxes that were removed are looked for. */
 const MOST_REQUESTS = 1000;
 const SETTLE_MS = 1_000;
+/** Where sandboxes live unless something else is asked for. */
+const CONTAINER = 'container';
 const NO_FEATURES: ReadonlySet<Capability> = new Set();
+const FEATURES_OF: ReadonlyMap<string, ReadonlySet<Capability>> = new Map([
+  [MICROVM, MICROVM_FEATURES],
+  [FULL_VM, FULL_VM_FEATURES],
+]);
 
 export function keeperSocket(runDir: string): string {
   return join(runDir, 'keeper.sock');
@@ -60,9 +74,9 @@ export class SandboxNode {
   private readonly network: NodeNetwork;
   private keeper: KeeperChannel | undefined;
   private opening: Promise<KeeperChannel> | undefined;
-  private readonly running = new Map<string, ResidentSandbox>();
+  private readonly running = new Map<string, NodeSandbox>();
   /** By request id: creations under way. */
-  private readonly creating = new Map<string, Promise<ResidentSandbox>>();
+  private readonly creating = new Map<string, Promise<NodeSandbox>>();
   /** Name by request id, of those that have ended; their records say whether it still holds. */
   private readonly endedRequests = new Map<string, string>();
   private mostRequests = MOST_REQUESTS;
@@ -90,32 +104,32 @@ export class SandboxNode {
   }
 
   /** A creation that failed leaves nothing. @throws RUNTIME_SANDBOX_EXISTS, RUNTIME_*, MOUNT_*, STORE_* */
-  async create(options: CreateOptions): Promise<ResidentSandbox> {
-    const { requestId, runtime = OWN_BACKEND } = options;
-    const isKnown = RUNTIME_NAMES.some((name) => name === runtime);
-    const backend = { name: runtime, features: isKnown ? OWN_FEATURES : NO_FEATURES };
-    if (isKnown && runtime !== OWN_BACKEND) findOciRuntime(runtime);
-    for (const capability of ['resident' as const, ...capabilitiesFor(options)]) needs(backend, capability);
+  async create(options: CreateOptions): Promise<NodeSandbox> {
+    const { requestId } = options;
+    refuseUnsupported(options);
     if (requestId === undefined) return this.createMapped(options);
     const before =
       this.creating.get(requestId) ??
       [...this.running.values()].find((one) => one.facts.resident?.requestId === requestId);
     if (before !== undefined) return before;
     const ended = this.endedWith(requestId);
-    if (ended !== undefined)
-      throw fail('RUNTIME_SANDBOX_GONE', { name: ended.name, reason: ended.end?.detail ?? 'it was created before' });
+    if (ended !== undefined) {
+      const { name, end } = ended;
+      throw fail('RUNTIME_SANDBOX_GONE', { name, reason: end?.detail ?? 'it was created before', ended: end?.reason });
+    }
     const creating = this.createMapped(options).finally(() => this.creating.delete(requestId));
     this.creating.set(requestId, creating);
     return creating;
   }
 
   /** @throws RUNTIME_SANDBOX_NOT_FOUND, RUNTIME_SANDBOX_GONE */
-  get(name: string): ResidentSandbox {
+  get(name: string): NodeSandbox {
     const found = this.running.get(name);
     if (found !== undefined) return found;
     const record = this.record(name);
     if (record?.state === 'kept') {
-      throw fail('RUNTIME_SANDBOX_GONE', { name, reason: record.end?.detail ?? 'its command has ended' });
+      const { end } = record;
+      throw fail('RUNTIME_SANDBOX_GONE', { name, reason: end?.detail ?? 'its command has ended', ended: end?.reason });
     }
     if (record !== undefined && record.resident === undefined) {
       const remedy =
@@ -125,7 +139,7 @@ export class SandboxNode {
     throw fail('RUNTIME_SANDBOX_NOT_FOUND', { name });
   }
 
-  list(): ResidentSandbox[] {
+  list(): NodeSandbox[] {
     return [...this.running.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
   }
 
@@ -152,7 +166,7 @@ export class SandboxNode {
   /** The sandboxes go on; a process that comes later takes them over. */
   async close(): Promise<void> {
     this.closing = true;
-    for (const sandbox of this.running.values()) sandbox.leave();
+    await Promise.all([...this.running.values()].map((sandbox) => sandbox.leave()));
     this.keeper?.close();
     await this.network.close();
   }
@@ -201,26 +215,30 @@ export class SandboxNode {
     });
   }
 
-  private createMapped(options: CreateOptions): Promise<ResidentSandbox> {
+  private createMapped(options: CreateOptions): Promise<NodeSandbox> {
+    // A machine of its own has all ids for itself.
+    if (options.backend === MICROVM) return this.createNew({ ...options, userns: undefined });
     return withOrWithoutIds(this.folders, options.userns, (userns) => this.createNew({ ...options, userns }));
   }
 
-  private async createNew(options: CreateOptions): Promise<ResidentSandbox> {
+  private async createNew(options: CreateOptions): Promise<NodeSandbox> {
     const name = options.name === undefined ? randomSandboxName() : checkSandboxName(options.name);
     const { folders } = this;
     const places = sandboxFolders(folders, name);
     const keeper = await this.openKeeper();
     makeLockFolder(places);
-    let record = await residentRecord(name, options, folders.stateDir);
+    const isMachine = options.backend === FULL_VM;
+    let record = isMachine ? machineRecord(name, options) : await residentRecord(name, options, folders.stateDir);
     if (this.running.has(name)) throw fail('RUNTIME_SANDBOX_EXISTS', { name });
     const keptId = await keeper.hold(record.id, places.lock);
     if (keptId === undefined) throw fail('RUNTIME_SANDBOX_RUNNING', { name, remedy: 'choose another --name' });
     let began = false;
-    let sandbox: ResidentSandbox | undefined;
+    let sandbox: NodeSandbox | undefined;
     try {
       if (readRecord(places.record) !== undefined) throw fail('RUNTIME_SANDBOX_EXISTS', { name });
       began = true;
-      record = { ...record, idBase: await takeIds(name, folders, options.userns, modeOf(options)) };
+      if (!isMachine && record.vm === undefined)
+        record = { ...record, idBase: await takeIds(name, folders, options.userns, modeOf(options)) };
       if (options.network?.mode === 'policy') {
         const network = await this.network.begin(record.id, name, options.network.policy ?? DENY_ALL);
         record = { ...record, network };
@@ -228,9 +246,13 @@ export class SandboxNode {
       mkdirSync(places.folder, { recursive: true, mode: 0o700 });
       writeRecord(places.record, record, false);
       failPoint('create-recorded');
-      const noted = await launchResident(record, keeper, keptId, options, places, folders, this.options.agent.path);
-      failPoint('create-launched');
-      sandbox = this.adopt(noted, keeper, keptId);
+      if (isMachine) {
+        sandbox = this.adoptMachine(record, keeper, keptId);
+        await beginMachine(sandbox as FullVmSandbox, options, folders);
+        this.settleLater(places.record, sandbox);
+        return sandbox;
+      }
+      sandbox = await this.launch(record, keeper, keptId, options, places);
       await sandbox.ready;
       this.settleLater(places.record, sandbox);
       return sandbox;
@@ -242,21 +264,50 @@ export class SandboxNode {
     }
   }
 
+  private async launch(
+    record: SandboxRecord,
+    keeper: KeeperChannel,
+    keptId: number,
+    options: CreateOptions,
+    places: SandboxFolders,
+  ): Promise<NodeSandbox> {
+    const { folders } = this;
+    const agent = this.options.agent.path;
+    if (record.vm !== undefined) {
+      const vm = await launchVm(this.partsOf(record), options, agent, () => keeper.forget(keptId));
+      this.running.set(record.name, vm);
+      return vm;
+    }
+    const noted = await launchResident(record, keeper, keptId, options, places, folders, agent);
+    failPoint('create-launched');
+    return this.adopt(noted, keeper, keptId);
+  }
+
   /** Whoever wants to keep it has it on disk soon; nobody has to wait for that, and of one that is gone by then it is not done. */
-  private settleLater(path: string, sandbox: ResidentSandbox): void {
+  private settleLater(path: string, sandbox: NodeSandbox): void {
     setTimeout(() => {
       if (sandbox.end === undefined) settleRecord(path);
     }, SETTLE_MS).unref();
   }
 
   private adopt(record: SandboxRecord, keeper: KeeperChannel, keptId: number): ResidentSandbox {
+    const sandbox = new ResidentSandbox({ ...this.partsOf(record), keeper, keptId });
+    this.running.set(record.name, sandbox);
+    return sandbox;
+  }
+
+  private adoptMachine(record: SandboxRecord, keeper: KeeperChannel, keptId: number): FullVmSandbox {
+    const sandbox = new FullVmSandbox({ ...this.partsOf(record), keeper, keptId, driver: openQemuDriver });
+    this.running.set(record.name, sandbox);
+    return sandbox;
+  }
+
+  private partsOf(record: SandboxRecord): AgentSandboxParts {
     const { folders } = this;
-    const sandbox = new ResidentSandbox({
+    return {
       record,
       places: sandboxFolders(folders, record.name),
       folders,
-      keeper,
-      keptId,
       network: this.network,
       spoolLimits: this.options.spoolLimits,
       onEnd: (ended) => {
@@ -265,9 +316,7 @@ export class SandboxNode {
         if (ended.leftSomething) this.reclaimLater();
       },
       onNote: this.options.onNote,
-    });
-    this.running.set(record.name, sandbox);
-    return sandbox;
+    };
   }
 
   /** Of a creation that failed, or that nobody finished. */
@@ -287,6 +336,25 @@ export class SandboxNode {
       this.reclaimLater();
     }
     keeper.forget(keptId);
+  }
+
+  /** Of one whose virtual machine has gone: what it had changed stays, and why it ended is on record. */
+  private async discardLost(record: SandboxRecord, keeper: KeeperChannel, keptId: number): Promise<void> {
+    const places = sandboxFolders(this.folders, record.name);
+    const { stopAsked, expiresAt } = record.resident!;
+    const isExpired = expiresAt !== undefined && Date.parse(expiresAt) <= Date.now();
+    let end = endNow('lost', 'its virtual machine has gone while no service was there');
+    if (isExpired) end = endNow('expired', `its time was up at ${expiresAt}`);
+    if (stopAsked === true) end = endNow('stopped', 'it was stopped');
+    try {
+      await dismantle(record, places, this.folders, backendNamed(record.backend, this.folders.runDir));
+      keepEnded(record, places, end);
+    } catch {
+      this.reclaimLater();
+    }
+    keeper.forget(keptId);
+    const ended = this.record(record.name);
+    if (ended !== undefined) this.noteRequest(ended);
   }
 
   /** What could not be undone, once more; again and again while it cannot. */
@@ -310,6 +378,18 @@ export class SandboxNode {
     { id, state, pid, status }: Kept,
     record: SandboxRecord | undefined,
   ): Promise<void> {
+    if (state === 'held' && record?.machine?.ready === true) {
+      const machine = this.adoptMachine(record, keeper, id);
+      await machine.takeUp().catch((error) => this.options.onNote?.(messageOf(error)));
+      return;
+    }
+    if (state === 'held' && record?.vm?.isReady === true && record.state === 'running') {
+      const vm = await findVm(this.partsOf(record), () => keeper.forget(id));
+      if (vm === undefined) return this.discardLost(record, keeper, id);
+      this.running.set(record.name, vm);
+      await vm.takeUp().catch((error) => this.options.onNote?.(messageOf(error)));
+      return;
+    }
     if (state === 'held' || state === 'begun' || state === 'failed' || record?.resident === undefined) {
       if (record === undefined) keeper.forget(id);
       else await this.discard(record, keeper, id);
@@ -322,6 +402,20 @@ export class SandboxNode {
     }
     sandbox.noteEnded(status);
     await sandbox.ended;
+  }
+}
+
+/** @throws RUNTIME_UNSUPPORTED, RUNTIME_NO_OCI_RUNTIME */
+function refuseUnsupported(options: CreateOptions): void {
+  const { backend: kind = CONTAINER, runtime = OWN_BACKEND, network } = options;
+  const isKnown = RUNTIME_NAMES.some((name) => name === runtime);
+  const ofContainer = { name: runtime, features: isKnown ? OWN_FEATURES : NO_FEATURES };
+  const ofOthers = { name: kind, features: FEATURES_OF.get(kind) ?? NO_FEATURES };
+  const backend = kind === CONTAINER ? ofContainer : ofOthers;
+  if (kind === CONTAINER && isKnown && runtime !== OWN_BACKEND) findOciRuntime(runtime);
+  for (const capability of ['resident' as const, ...capabilitiesFor(options)]) needs(backend, capability);
+  if (kind !== CONTAINER && network?.mode === 'host') {
+    throw fail('RUNTIME_UNSUPPORTED', { backend: kind, capability: 'the network of the machine' });
   }
 }
 

@@ -32,6 +32,10 @@ export const CAPABILITIES = [
   'usage',
   /** A network with rules on what it may reach. */
   'network-policy',
+  /** Pictures of a screen, a keyboard, a mouse. */
+  'screen',
+  /** A serial console. */
+  'console',
 ] as const;
 
 export type Capability = (typeof CAPABILITIES)[number];
@@ -40,6 +44,10 @@ export interface Capable {
   /** Of the backend. */
   readonly name: string;
   readonly features: ReadonlySet<Capability>;
+}
+
+export function unsupported(backend: string, capability: string): DsecError {
+  return fail('RUNTIME_UNSUPPORTED', { backend, capability });
 }
 
 /** @throws RUNTIME_UNSUPPORTED */

@@ -3,14 +3,17 @@
  * mount, then the folder. Each step may find its work done already.
  */
 import { renameSync, rmSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { dirname, join } from 'node:path';
 import { failPoint, isDsecError } from '#base';
 import { unmount } from '#imagesvc';
 import { type FileLock, isMountPoint, syncFileSystem } from '#linux';
 import type { Backend } from '../backend/backend.ts';
 import { releaseRange } from '../backend/id-ranges.ts';
 import { detachDisk, forgetDisk } from '../disk/sandbox-disk.ts';
+import { removeTapOf } from '../network/sandbox-link.ts';
 import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
+import { forgetUpper } from '../vm/disk/read-upper.ts';
+import { endProcess } from '../vm/qemu/machine-process.ts';
 import { removeMountPoints } from './mount-points.ts';
 import { removeTree } from './remove-tree.ts';
 import { readRecord, type SandboxRecord, writeRecord } from './sandbox-record.ts';
@@ -24,9 +27,16 @@ export async function dismantle(
   backend: Backend,
 ): Promise<void> {
   await backend.remove(record.id);
-  if (record.mountPoints.length > 0 && isMountPoint(places.root)) removeMountPoints(places.root, record.mountPoints);
+  // A link with a process at its other end goes with nobody.
+  if (record.vm !== undefined && record.network?.mode === 'policy') removeTapOf(record.network.number);
+  if (record.machine !== undefined) await endProcess(join(places.folder, 'machine'));
+  // Those of a machine's guest are on its own disk.
+  const hasPoints = record.mountPoints.length > 0 && record.vm === undefined;
+  if (hasPoints && isMountPoint(places.root)) removeMountPoints(places.root, record.mountPoints);
   await unmountRoot(places.root, folders);
   await detachDisk(record.disk, places);
+  // A copy that somebody was reading.
+  if (record.vm !== undefined) await forgetUpper(places);
   if (record.idBase !== undefined) releaseRange(folders.stateDir, record.name, record.idBase);
 }
 

@@ -12,6 +12,8 @@ import { fail } from '../errors.ts';
 import type { NetworkFacts } from '../network/network-facts.ts';
 import type { AllLimits } from '../sandbox-api/limits.ts';
 import type { IdleAction, SandboxEnd, ServiceClass } from '../sandbox-api/sandbox.ts';
+import type { MachineFacts } from '../vm/full/machine-facts.ts';
+import type { VmFacts } from '../vm/machine-facts.ts';
 
 export interface ImageReference {
   readonly name: string;
@@ -40,10 +42,14 @@ export interface SandboxRecord {
   readonly disk?: DiskFacts;
   /** As it was asked for. */
   readonly userns?: UsernsMode;
+  /** Of one that is a virtual machine. */
+  readonly vm?: VmFacts;
   /** Nothing: loopback alone. */
   readonly network?: NetworkFacts;
   /** What its root is outside, while it has a user namespace: its range of ids (backend/id-ranges.ts). */
   readonly idBase?: number;
+  /** Of a full machine. */
+  readonly machine?: MachineFacts;
   /** Paths in the root that only mounts needed: taken out again if they are still empty. */
   readonly mountPoints: readonly string[];
   /** Of a kept one, where it is known. */

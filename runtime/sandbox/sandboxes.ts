@@ -14,6 +14,7 @@ import { backendNamed } from '../backend/choose-backend.ts';
 import { attachDisk, detachDisk, isAttached } from '../disk/sandbox-disk.ts';
 import { fail } from '../errors.ts';
 import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
+import { withUpperOf } from '../vm/disk/read-upper.ts';
 import { dismantle, keepEnded, markKept, releaseAndForget, removeAside, removeFolder } from './end-sandbox.ts';
 import { removeTree } from './remove-tree.ts';
 import { reclaimIds } from './sandbox-ids.ts';
@@ -162,6 +163,7 @@ export async function withKeptSandbox<T>(
 ): Promise<T> {
   const folders = runtimeFolders(given);
   return locked(name, folders, 'pack', async (record, places) => {
+    if (record.vm !== undefined) return withUpperOf(record, places, (upper) => work({ ...record, upper }));
     attachDisk(record.disk, places);
     try {
       return await work({ ...record, upper: places.upper });

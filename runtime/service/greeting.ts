@@ -12,6 +12,8 @@ export interface Greeting {
   readonly cwd: string;
   /** Which of its standard streams are terminals. */
   readonly terminals: readonly [boolean, boolean, boolean];
+  /** Its standard input is /dev/null. */
+  readonly inputIsNull: boolean;
   readonly terminalSize: { readonly rows: number; readonly columns: number } | undefined;
 }
 
@@ -32,6 +34,7 @@ export function parseGreeting(payload: Buffer): Greeting | undefined {
     env: variables(env.map(String)),
     cwd: cwd.toString(),
     terminals: [(bits & 1) !== 0, (bits & 2) !== 0, (bits & 4) !== 0],
+    inputIsNull: (bits & 8) !== 0,
     terminalSize: rows > 0 && columns > 0 ? { rows, columns } : undefined,
   };
 }

@@ -60,6 +60,7 @@ describe('a greeting', () => {
       env: Object.assign(Object.create(null), { A: '1', B: '', '=C:': 'x' }),
       cwd: '/here',
       terminals: [true, false, true],
+      inputIsNull: false,
       terminalSize: { rows: 24, columns: 80 },
     });
   });

@@ -3,12 +3,13 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { isDsecError } from '#base';
 import type { Image } from '#imagesvc';
 import { findAgent } from '../backend/agent-binary.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { SandboxNode } from '../node/sandbox-node.ts';
 import { isUnsupported } from '../sandbox-api/capabilities.ts';
 import { COMMAND_CASES, type CommandCase } from './conformance-commands.ts';
 import { TEST_IMAGES, type TestImage } from './resident-images.ts';
 import { canRun, Site } from './sandbox-fixture.ts';
+import { canRunVms, SMALL_VM } from './vm-site.ts';
 
 interface Outcome {
   readonly exitCode: number;
@@ -18,7 +19,15 @@ interface Outcome {
 
 const agent = findAgent();
 if (agent === undefined) console.log('skipped: dsec-agent is not built');
-const WAYS = ['dsec, sandbox that stays', 'crun, sandbox that stays', 'dsec, run', 'crun, run'] as const;
+/** What sandboxes that stay live in. A virtual machine takes seconds where it is emulated: two images, then. */
+const KINDS: readonly { readonly kind: string; readonly images: readonly TestImage[]; readonly options: object }[] = [
+  { kind: 'dsec', images: TEST_IMAGES, options: { runtime: 'dsec' } },
+  { kind: 'crun', images: TEST_IMAGES, options: { runtime: 'crun' } },
+  ...(canRunVms() ? [{ kind: 'microvm', images: TEST_IMAGES.slice(0, 2), options: SMALL_VM }] : []),
+];
+const WAYS = [...KINDS.map(({ kind }) => `${kind}, sandbox that stays`), 'dsec, run', 'crun, run'];
+const imagesOf = (way: string) =>
+  KINDS.find(({ kind }) => stays(way) && kind === runtimeOf(way))?.images ?? TEST_IMAGES;
 const stays = (way: string) => way.endsWith('that stays');
 const runtimeOf = (way: string) => way.split(',')[0]!;
 
@@ -26,25 +35,24 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
   let site: Site;
   let node: SandboxNode;
   const images = new Map<string, Image>();
-  const sandboxes = new Map<string, ResidentSandbox>();
+  const sandboxes = new Map<string, NodeSandbox>();
   beforeAll(async () => {
     site = await new Site().open();
     node = await SandboxNode.open({ agent: agent!, folders: site.folders });
     for (const { name, fill } of TEST_IMAGES) {
       const image = await site.image(`${name}:1`, [fill]);
       images.set(name, image);
-      for (const runtime of ['dsec', 'crun'])
-        sandboxes.set(
-          `${runtime} ${name}`,
-          await node.create({ store: site.store, base: image, runtime, name: `${name}-${runtime}` }),
-        );
+      for (const { kind, options } of KINDS.filter((one) => one.images.some((used) => used.name === name))) {
+        const asked = { ...options, store: site.store, base: image, name: `${name}-${kind}` };
+        sandboxes.set(`${kind} ${name}`, await node.create(asked));
+      }
     }
-  }, 120_000);
+  }, 600_000);
   afterAll(async () => {
     await Promise.all([...sandboxes.values()].map((sandbox) => sandbox.stop({ timeMs: 0 })));
-    node.close();
+    await node.close();
     await site.remove();
-  }, 120_000);
+  }, 300_000);
 
   async function stay(image: TestImage, spec: CommandCase, runtime: string): Promise<Outcome> {
     const { env, cwd, user, stdin } = spec;
@@ -67,7 +75,7 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
   }
 
   const rows = WAYS.flatMap((way) =>
-    TEST_IMAGES.flatMap((image) =>
+    imagesOf(way).flatMap((image) =>
       COMMAND_CASES.filter(({ shell }) => shell !== true || image.hasShell).map((spec) => ({
         way,
         image,
@@ -96,7 +104,9 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
     else if (spec.stdout !== undefined) expect(String(stdout)).toMatch(spec.stdout);
   });
 
-  const staying = ['dsec', 'crun'].flatMap((runtime) => TEST_IMAGES.map(({ name, tool }) => ({ runtime, name, tool })));
+  const staying = KINDS.flatMap(({ kind, images: used }) =>
+    used.map(({ name, tool }) => ({ runtime: kind, name, tool })),
+  );
   it.each(staying)(
     '$runtime, $name: finds a paused sandbox as it was, and resumes it',
     async ({ runtime, name, tool }) => {
@@ -122,8 +132,8 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
   it('is refused by name where a backend has no sandboxes that stay', async () => {
     const image = images.get('busybox')!;
     const error: unknown = await node
-      .create({ store: site.store, base: image, runtime: 'microvm' })
+      .create({ store: site.store, base: image, runtime: 'zones' })
       .catch((thrown: unknown) => thrown);
-    expect(isUnsupported(error) && error.params).toMatchObject({ backend: 'microvm', capability: 'resident' });
+    expect(isUnsupported(error) && error.params).toMatchObject({ backend: 'zones', capability: 'resident' });
   });
 });

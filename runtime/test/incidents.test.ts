@@ -12,7 +12,7 @@ import { type Image, readUpper } from '#imagesvc';
 import { atLeast } from '#linux';
 import { findAgent } from '../backend/agent-binary.ts';
 import { cgroupsOf, membersOf } from '../backend/cgroup-cleanup.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { HEAD, ResidentSite, say, told, until } from './resident-fixture.ts';
 import { TEST_IMAGES } from './resident-images.ts';
 import { canRun } from './sandbox-fixture.ts';
@@ -37,7 +37,7 @@ const usable = canRun() && findAgent() !== undefined;
 describe.skipIf(!usable).each(['dsec', 'crun'])('an incident in a sandbox by %s', { timeout: 180_000 }, (runtime) => {
   let site: ResidentSite;
   let image: Image;
-  let neighbour: ResidentSandbox;
+  let neighbour: NodeSandbox;
   let hasAttack = false;
   beforeAll(async () => {
     site = await ResidentSite.open();
@@ -64,7 +64,7 @@ describe.skipIf(!usable).each(['dsec', 'crun'])('an incident in a sandbox by %s'
     site.create({ base: image, runtime, ...options });
 
   /** It works on, and nothing of it was ended. */
-  async function works(sandbox: ResidentSandbox): Promise<void> {
+  async function works(sandbox: NodeSandbox): Promise<void> {
     expect(sandbox.state).toBe('running');
     const command = await sandbox.exec({ args: ['sh', '-c', 'echo alive; exit 3'] });
     expect((await told(command)).stdout).toBe('alive\n');
@@ -228,13 +228,13 @@ describe.skipIf(!usable).each(['dsec', 'crun'])('an incident in a sandbox by %s'
     expect(owners).toMatchObject({ 'root-made': '0:0', work: '5:6', high: '65534:70000' });
   });
 
-  function commandsOf(sandbox: ResidentSandbox): string {
+  function commandsOf(sandbox: NodeSandbox): string {
     return join(site.site.folders.stateDir, 'sandboxes', sandbox.name, 'commands');
   }
-  function sizeOf(sandbox: ResidentSandbox, name: string): number {
+  function sizeOf(sandbox: NodeSandbox, name: string): number {
     return fs.statSync(join(commandsOf(sandbox), name), { throwIfNoEntry: false })?.size ?? 0;
   }
-  function processesIn(sandbox: ResidentSandbox): number[] {
+  function processesIn(sandbox: NodeSandbox): number[] {
     return [...new Set(cgroupsOf(sandbox.facts.id).flatMap((group) => membersOf(group)))];
   }
 });

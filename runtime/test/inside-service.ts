@@ -1,7 +1,7 @@
 /** Services that listen inside a sandbox's network: a Node program of this machine, moved into its network namespace. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { processesOf } from './resident-fixture.ts';
 
 export class InsideService {
@@ -16,7 +16,7 @@ export class InsideService {
   }
 
   /** `script` has `net`, `http`, `say` (a line for `told`), and makes `server`. It listens at `address`. */
-  static async start(sandbox: ResidentSandbox, script: string, address = '127.0.0.1'): Promise<InsideService> {
+  static async start(sandbox: NodeSandbox, script: string, address = '127.0.0.1'): Promise<InsideService> {
     const program = [
       "const net = require('node:net'), http = require('node:http');",
       'const say = (text) => process.stdout.write(text + "\\n");',

@@ -24,7 +24,7 @@ const names = RUNTIME_NAMES.filter((name) => {
 export function runLimits(_place: string): void {
   describe.skipIf(!usable || names.length === 0).each(names)(
     'limits of a command by %s',
-    { timeout: 180_000 },
+    { timeout: 900_000 },
     (name) => {
       let site: Site;
       let base: Image;

@@ -6,7 +6,7 @@ import { CAPABILITY, hasEffective, listLoops, mountsAt } from '#linux';
 import { findAgent } from '../backend/agent-binary.ts';
 import { diskWay } from '../disk/sandbox-disk.ts';
 import { reclaimSandboxes, removeSandbox, withKeptSandbox } from '../index.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { sandboxFolders } from '../sandbox/state-folders.ts';
 import { HEAD, ResidentSite, say, TAIL, told, until } from './resident-fixture.ts';
 import { canRun } from './sandbox-fixture.ts';
@@ -16,9 +16,9 @@ const agent = findAgent();
 const skip = agent === undefined || !canRun();
 
 export function residentLimits(place: string, runtime?: string): void {
-  describe.skipIf(skip)(`limits of a sandbox, ${place}`, { timeout: 180_000 }, () => {
+  describe.skipIf(skip)(`limits of a sandbox, ${place}`, { timeout: 900_000 }, () => {
     let all: ResidentSite;
-    let neighbour: ResidentSandbox;
+    let neighbour: NodeSandbox;
     beforeAll(async () => {
       all = await ResidentSite.open();
       neighbour = await create({ name: 'neighbour', memoryBytes: 64 * MIB, diskBytes: 32 * MIB });

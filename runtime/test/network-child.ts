@@ -17,15 +17,18 @@ export interface NetworkChildOrder {
   readonly reach: readonly (readonly [host: string, port: number])[];
   /** Then it gets this one. */
   readonly next?: unknown;
+  /** Then it ends. */
+  readonly stop?: boolean;
 }
 
 const order = JSON.parse(process.argv[2]!) as NetworkChildOrder;
-const { storeUrl, image, name, folders, upstreams, policy, reach, next } = order;
+const { storeUrl, image, name, folders, upstreams, policy, reach, next, stop } = order;
 const store = await openStore(storeUrl);
 const node = await SandboxNode.open({ agent: findAgent()!, folders, network: { upstreams } });
 const network = { mode: 'policy', policy: parsePolicy(policy) } as const;
 const sandbox = await node.create({ store, base: await openImage(store, image), name, network });
 for (const [host, port] of reach) console.log(await tcp(sandbox, host, port));
 if (next !== undefined) await sandbox.network.setPolicy(parsePolicy(next));
+if (stop) await sandbox.stop({ timeMs: 0 });
 console.log('ready');
 setInterval(() => {}, 1000);

@@ -1,16 +1,16 @@
 /** What tests of networks do inside of a sandbox: with bash's own sockets, and, as more than root there can be, from its namespace. */
 import { execFileSync } from 'node:child_process';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { processesOf, say } from './resident-fixture.ts';
 
-const bash = (sandbox: ResidentSandbox, script: string) =>
+const bash = (sandbox: NodeSandbox, script: string) =>
   say(sandbox, 'exec 2>&1; eval "$SCRIPT"', {
     args: ['bash', '-c', 'exec 2>&1; eval "$SCRIPT"'],
     env: [`SCRIPT=${script}`],
   });
 
 /** What the host said, "refused", or what went wrong. */
-export async function tcp(sandbox: ResidentSandbox, host: string, port: number): Promise<string> {
+export async function tcp(sandbox: NodeSandbox, host: string, port: number): Promise<string> {
   const said = await bash(
     sandbox,
     `exec 3<>/dev/tcp/${host}/${port} || exit; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; while read -t 20 line <&3; do last=$line; done; echo "$last"`,
@@ -20,7 +20,7 @@ export async function tcp(sandbox: ResidentSandbox, host: string, port: number):
 }
 
 /** What the host said; nothing when it said nothing for a while. */
-export async function udp(sandbox: ResidentSandbox, host: string, port: number, waitS = 1): Promise<string> {
+export async function udp(sandbox: NodeSandbox, host: string, port: number, waitS = 1): Promise<string> {
   const said = await bash(
     sandbox,
     `exec 3<>/dev/udp/${host}/${port} || exit; echo hi >&3; dd bs=200 count=1 status=none <&3 & one=$!; (sleep ${waitS}; kill $one) >/dev/null 2>&1 & wait $one`,
@@ -29,7 +29,7 @@ export async function udp(sandbox: ResidentSandbox, host: string, port: number, 
 }
 
 /** Python in the sandbox's network namespace, with all the rights of this machine's root. */
-export function inNamespace(sandbox: ResidentSandbox, program: string): string {
+export function inNamespace(sandbox: NodeSandbox, program: string): string {
   return inNamespaceOf(processesOf(sandbox)[0]!, program);
 }
 

@@ -1,11 +1,11 @@
 /** Networks over the deaths of those who made them: the service's, the resolver's, the sandbox's. In the end nothing is left. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { cgroupsOf, membersOf } from '../backend/cgroup-cleanup.ts';
 import { parsePolicy } from '../network/policy.ts';
 import { listSandboxes } from '../sandbox/sandboxes.ts';
+import { type BundledChild, bundledChild } from './bundled-child.ts';
 import type { NetworkChildOrder } from './network-child.ts';
 import { inNamespaceOf, tcp } from './network-inside.ts';
 import { NetworkSite } from './network-site.ts';
@@ -13,22 +13,27 @@ import { hasNetworkTools } from './network-tools.ts';
 import { HOST4, MACHINE4, NEIGHBOUR4, networkLeft } from './network-world.ts';
 import { until } from './resident-fixture.ts';
 
-describe.skipIf(!hasNetworkTools())('networks over deaths', () => {
+describe.skipIf(!hasNetworkTools())('networks over deaths', { timeout: 240_000 }, () => {
   let all: NetworkSite;
+  let program: BundledChild;
   let count = 0;
   const started: { process: ChildProcess }[] = [];
 
   beforeAll(async () => {
     all = await NetworkSite.open();
     await all.node.close();
-  });
+    program = bundledChild(new URL('./network-child.ts', import.meta.url));
+  }, 240_000);
   afterEach(async () => {
     for (const one of started.splice(0)) await kill(one);
     await all.stopAll();
     await all.node.close();
     expect(networkLeft()).toEqual([]);
   });
-  afterAll(() => all?.remove());
+  afterAll(async () => {
+    program?.remove();
+    await all?.remove();
+  }, 120_000);
 
   function child(order: Partial<NetworkChildOrder>, failpoint?: string): { process: ChildProcess; name: string } {
     const { site, dns, imageName } = all;
@@ -43,9 +48,8 @@ describe.skipIf(!hasNetworkTools())('networks over deaths', () => {
       reach: [],
       ...order,
     };
-    const script = join(import.meta.dirname, 'network-child.ts');
     const env = { ...process.env, ...(failpoint === undefined ? {} : { DSEC_FAILPOINT: failpoint }) };
-    const running = spawn(process.execPath, ['--import', 'tsx', script, JSON.stringify(whole)], {
+    const running = spawn(process.execPath, [program.path, JSON.stringify(whole)], {
       stdio: ['ignore', 'pipe', 'inherit'],
       env,
     });
@@ -133,17 +137,49 @@ describe.skipIf(!hasNetworkTools())('networks over deaths', () => {
     expect(await tcp(sandbox, HOST4, 80)).toBe('refused');
   });
 
-  it.each(['create-recorded', 'create-launched', 'network-begun', 'network-linked', 'network-connected', 'end-begun'])(
-    'killed at %s',
+  /** Where it was killed, not one that went past. */
+  async function killedAt(place: string, order: Partial<NetworkChildOrder> = {}): Promise<string> {
+    const one = child(order, place);
+    expect(await untilReady(one)).not.toContain('ready');
+    expect(one.process.signalCode).toBe('SIGKILL');
+    all.node = await all.openNode();
+    return one.name;
+  }
+
+  it.each([
+    'machine-resolver',
+    'machine-filtered',
+    'machine-ready',
+    'network-table',
+    'create-recorded',
+    'create-launched',
+    'network-begun',
+    'network-linked',
+    'network-connected',
+  ])('killed at %s of a creation: it reaches what it may, or is undone', async (place) => {
+    const name = await killedAt(place);
+    const sandbox = all.node.list().find((one) => one.name === name);
+    if (sandbox === undefined) return;
+    expect(await tcp(sandbox, HOST4, 80)).toBe(`tcp 80 ${MACHINE4}`);
+    expect(await tcp(sandbox, NEIGHBOUR4, 80)).toBe('refused');
+  });
+
+  it.each(['policy-recorded', 'policy-applied'])('killed at %s: the policy on record holds', async (place) => {
+    const name = await killedAt(place, { next: { rules: [{ allow: NEIGHBOUR4, ports: [80] }] } });
+    const sandbox = all.node.get(name);
+    expect(sandbox.network.view().policy?.rules).toEqual([{ allow: NEIGHBOUR4, ports: [80] }]);
+    expect(await tcp(sandbox, NEIGHBOUR4, 80)).toBe(`tcp 80 ${MACHINE4}`);
+    expect(await tcp(sandbox, HOST4, 80)).toBe('refused');
+  });
+
+  it.each(['end-begun', 'network-unlinked', 'network-released', 'end-dismantled'])(
+    'killed at %s of an end: nothing is left',
     async (place) => {
-      const one = child({}, place);
-      await untilReady(one);
-      await kill(one);
-      all.node = await all.openNode();
-      const sandbox = all.node.list().find(({ name }) => name === one.name);
-      if (sandbox === undefined) return;
-      expect(await tcp(sandbox, HOST4, 80)).toBe(`tcp 80 ${MACHINE4}`);
-      expect(await tcp(sandbox, NEIGHBOUR4, 80)).toBe('refused');
+      const name = await killedAt(place, { stop: true });
+      expect(all.node.list().filter((one) => one.name === name)).toEqual([]);
+      // Its number, table and link are free again.
+      const next = await all.create({ rules: [{ allow: HOST4, ports: [80] }] });
+      expect(await tcp(next, HOST4, 80)).toBe(`tcp 80 ${MACHINE4}`);
     },
   );
 

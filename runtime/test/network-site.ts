@@ -6,7 +6,7 @@ import { findAgent } from '../backend/agent-binary.ts';
 import type { NodeNetwork } from '../network/node-network.ts';
 import { parsePolicy } from '../network/policy.ts';
 import type { CreateOptions } from '../node/create-sandbox.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { SandboxNode } from '../node/sandbox-node.ts';
 import { type FakeAnswer, FakeDns, type FakeQuestion } from './fake-dns.ts';
 import { HOST4, MACHINE4, NEIGHBOUR4, NetworkWorld } from './network-world.ts';
@@ -62,7 +62,7 @@ export class NetworkSite {
     return SandboxNode.open({ agent: findAgent()!, folders: this.site.folders, network, onNote: console.log });
   }
 
-  async create(policy: unknown, options: Partial<CreateOptions> = {}): Promise<ResidentSandbox> {
+  async create(policy: unknown, options: Partial<CreateOptions> = {}): Promise<NodeSandbox> {
     const { store } = this.site;
     const base = await openImage(store, this.imageName);
     const network = { mode: 'policy', policy: parsePolicy(policy) } as const;

@@ -212,6 +212,31 @@ describe.skipIf(!hasNetworkTools())('network policies', () => {
     }
   });
 
+  it('drops a flood of questions at the link, and answers others, and later the one that flooded', async () => {
+    const policy = { rules: [{ allow: 'web.test', ports: [80] }] };
+    const [flooder, other] = [await all.create(policy), await all.create(policy)];
+    const reached = `tcp 80 ${MACHINE4}`;
+    const flood = `
+import socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+begun = time.time()
+for i in range(20000):
+    try: s.sendto(b'\\0' * 12, ('10.209.0.1', 53))
+    except OSError: pass
+print(time.time() - begun)`;
+    await until('it was too much', () => {
+      const before = flooder.network.counters();
+      const seconds = Number(inNamespace(flooder, flood));
+      const after = flooder.network.counters();
+      // However slow this machine is.
+      expect(after.allowedPackets - before.allowedPackets).toBeLessThan(2_100 + 1_100 * (seconds + 1));
+      return after.deniedPackets > before.deniedPackets;
+    });
+    expect(await tcp(other, 'web.test', 80)).toBe(reached);
+    expect(flooder.network.denied().map(({ reason }) => reason)).toContain('too many questions');
+    await until('it is answered again', async () => (await tcp(flooder, 'web.test', 80)) === reached);
+  });
+
   it('believes no packet of root inside', async () => {
     const sandbox = await all.create({ rules: [{ allow: HOST4 }] });
     const { ipv4 } = sandbox.network.view();

@@ -1,9 +1,9 @@
 /** A process of its own that creates a sandbox that stays, runs commands in it, pauses it, resumes it, looks at its changes, stops it: killed at the place that $DSEC_FAILPOINT names. */
 import { openImage, openStore } from '#imagesvc';
 import { findAgent } from '../backend/agent-binary.ts';
-import { type AllLimits, type RuntimeFolders, SandboxNode } from '../index.ts';
+import { type AllLimits, type CreateOptions, type RuntimeFolders, SandboxNode } from '../index.ts';
 
-const { storeUrl, image, name, folders, remove, limits } = JSON.parse(process.argv[2]!) as {
+const { storeUrl, image, name, folders, remove, limits, options } = JSON.parse(process.argv[2]!) as {
   readonly storeUrl: string;
   readonly image: string;
   readonly name: string;
@@ -12,10 +12,11 @@ const { storeUrl, image, name, folders, remove, limits } = JSON.parse(process.ar
   readonly remove: boolean;
   /** Changed by it, too. */
   readonly limits?: AllLimits;
+  readonly options?: Partial<CreateOptions>;
 };
 const store = await openStore(storeUrl);
 const node = await SandboxNode.open({ agent: findAgent()!, folders });
-const sandbox = await node.create({ store, base: await openImage(store, image), name, ...limits });
+const sandbox = await node.create({ store, base: await openImage(store, image), name, ...limits, ...options });
 if (limits !== undefined) await sandbox.update({ pids: 77 });
 await (await sandbox.exec({ args: ['true'] })).wait();
 await sandbox.exec({ args: ['sleep', '1000'], background: true });

@@ -10,7 +10,7 @@ import { InjectedFault, injectFaults, isDsecError } from '#base';
 import { findAgent } from '../backend/agent-binary.ts';
 import { cgroupRows } from '../backend/cgroup-hierarchies.ts';
 import { CGROUP_PARENT } from '../backend/oci-spec.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { processesOf, ResidentSite, until } from './resident-fixture.ts';
 import { canRun, NOTHING } from './sandbox-fixture.ts';
 
@@ -97,7 +97,7 @@ describe.skipIf(agent === undefined || !canRun())('sandboxes of which some go wr
   }
 
   /** Its first process, which is its agent. */
-  function kill(sandbox: ResidentSandbox): void {
+  function kill(sandbox: NodeSandbox): void {
     const [pid] = processesOf(sandbox).sort((a, b) => a - b);
     if (pid !== undefined) process.kill(pid, 'SIGKILL');
   }

@@ -4,7 +4,7 @@ import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { findAgent } from '../backend/agent-binary.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { ResidentSite, say } from './resident-fixture.ts';
 import { TEST_IMAGES } from './resident-images.ts';
 import { canRun } from './sandbox-fixture.ts';
@@ -14,7 +14,7 @@ if (agent === undefined) console.log('skipped: dsec-agent is not built');
 
 describe.skipIf(agent === undefined || !canRun()).each(TEST_IMAGES)('files on $name', { timeout: 120_000 }, (image) => {
   let all: ResidentSite;
-  let box: ResidentSandbox;
+  let box: NodeSandbox;
   let host: string;
   beforeAll(async () => {
     all = await ResidentSite.open(image.name);

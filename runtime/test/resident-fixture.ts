@@ -4,7 +4,7 @@ import type { Image } from '#imagesvc';
 import { findAgent } from '../backend/agent-binary.ts';
 import { allMembersOf, cgroupsOf } from '../backend/cgroup-cleanup.ts';
 import type { CreateOptions } from '../node/create-sandbox.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { SandboxNode } from '../node/sandbox-node.ts';
 import type { ExecHandle, ExecSpec } from '../sandbox-api/exec.ts';
 import { TEST_IMAGES } from './resident-images.ts';
@@ -31,7 +31,7 @@ export class ResidentSite {
     return new ResidentSite(site, await openNode(site), await site.image(`${name}:1`, [fill]));
   }
 
-  create(options: Partial<CreateOptions> = {}): Promise<ResidentSandbox> {
+  create(options: Partial<CreateOptions> = {}): Promise<NodeSandbox> {
     return this.node.create({ store: this.site.store, base: this.image, name: `s${this.count++}`, ...options });
   }
 
@@ -68,13 +68,13 @@ export async function told(command: ExecHandle, from?: Parameters<ExecHandle['ou
   return all;
 }
 
-export async function say(sandbox: ResidentSandbox, script: string, spec: Partial<ExecSpec> = {}): Promise<string> {
+export async function say(sandbox: NodeSandbox, script: string, spec: Partial<ExecSpec> = {}): Promise<string> {
   const command = await sandbox.exec({ args: ['sh', '-c', script], ...spec });
   return (await told(command)).stdout;
 }
 
 /** Processes of this machine that are in the sandbox, its agent with them: on v2 none is in its own group, all are in groups below. */
-export function processesOf(sandbox: ResidentSandbox): number[] {
+export function processesOf(sandbox: NodeSandbox): number[] {
   return [...new Set(cgroupsOf(sandbox.facts.id).flatMap((group) => allMembersOf(group)))];
 }
 

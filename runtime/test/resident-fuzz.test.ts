@@ -4,6 +4,7 @@ import * as fs from 'node:fs';
 import { connect } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { cgroupTrees } from '../aether/agent-channel.ts';
 import { AgentLink } from '../aether/agent-link.ts';
 import { AgentStreams } from '../aether/agent-streams.ts';
 import { watchFiles } from '../aether/file-watch.ts';
@@ -70,18 +71,16 @@ describe('the host', () => {
     const folder = fs.mkdtempSync('/tmp/dsec-fuzz-');
     try {
       let cancelled = 0;
-      const keeper = { toAgent() {}, cancel: () => cancelled++ } as unknown as KeeperChannel;
+      const channel = { toAgent() {}, cancel: () => void cancelled++ };
       const kinds = Object.values(AGENT_FRAME);
       const { below, bytes } = random(7);
       for (let round = 0; round < 20; round++) {
         const link = new AgentLink({
           name: 'fuzz',
-          keeper,
-          keptId: 1,
+          channel,
           commands: join(folder, String(round)),
           defaults: { env: [], user: '', cwd: '/' },
-          groups: undefined,
-          cgroups: [],
+          trees: cgroupTrees(undefined, [], channel),
         });
         link.start({ args: ['x'] }).catch(() => {});
         for (let n = 0; n < 200; n++) link.receive(kinds[below(kinds.length)]!, below(3), bytes(below(40)));

@@ -5,7 +5,7 @@ import { coreSchedulingMissing, isScheduledWhenIdle } from '#linux';
 import { findAgent } from '../backend/agent-binary.ts';
 import { cgroupsOf } from '../backend/cgroup-cleanup.ts';
 import { IdleWatch } from '../node/idle-watch.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { applyClass } from '../node/service-class.ts';
 import { processesOf, ResidentSite, say, until } from './resident-fixture.ts';
 import { canRun } from './sandbox-fixture.ts';
@@ -105,7 +105,7 @@ describe.skipIf(agent === undefined || !canRun())('a class of service', { timeou
   }, 120_000);
   afterAll(() => all.remove(), 120_000);
 
-  const groupValue = (sandbox: ResidentSandbox, file: string) =>
+  const groupValue = (sandbox: NodeSandbox, file: string) =>
     cgroupsOf(sandbox.facts.id)
       .map((folder) => `${folder}/${file}`)
       .filter((path) => fs.existsSync(path))

@@ -6,7 +6,7 @@ import type { Duplex } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { findAgent } from '../backend/agent-binary.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { ECHO, InsideService } from './inside-service.ts';
 import { processesOf, ResidentSite, say, until } from './resident-fixture.ts';
 import { TEST_IMAGES } from './resident-images.ts';
@@ -18,7 +18,7 @@ const can = agent !== undefined && canRun();
 
 describe.skipIf(!can).each(TEST_IMAGES)('ports on $name', { timeout: 120_000 }, (image) => {
   let all: ResidentSite;
-  let box: ResidentSandbox;
+  let box: NodeSandbox;
   const services: InsideService[] = [];
   beforeAll(async () => {
     all = await ResidentSite.open(image.name);
@@ -224,7 +224,7 @@ function closed(stream: Duplex): Promise<void> {
 }
 
 /** Memory of the first process that is its own. */
-function agentBytes(box: ResidentSandbox): number {
+function agentBytes(box: NodeSandbox): number {
   const status = readFileSync(`/proc/${processesOf(box)[0]}/status`, 'utf8');
   return Number(/RssAnon:\s+(\d+)/.exec(status)![1]) * 1024;
 }

@@ -2,7 +2,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { findAgent } from '../backend/agent-binary.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import type { ShellSession } from '../sandbox-api/shell.ts';
 import { processesOf, ResidentSite, until } from './resident-fixture.ts';
 import { canRun } from './sandbox-fixture.ts';
@@ -33,7 +33,7 @@ const KEEPS: readonly (readonly [string, number, string, RegExp?])[] = [
 
 describe.skipIf(agent === undefined || !canRun()).each(['busybox', 'debian-like'])('a shell session on %s', (image) => {
   let all: ResidentSite;
-  let box: ResidentSandbox;
+  let box: NodeSandbox;
   beforeAll(async () => {
     all = await ResidentSite.open(image);
     box = await all.create();

@@ -2,7 +2,7 @@
 import { createHash, randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { findAgent } from '../backend/agent-binary.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import type { UploadSpec } from '../sandbox-api/files.ts';
 import { ResidentSite } from './resident-fixture.ts';
 import { TEST_IMAGES } from './resident-images.ts';
@@ -23,7 +23,7 @@ async function* once(bytes: Buffer): AsyncGenerator<Buffer> {
 
 describe.skipIf(!can).each(TEST_IMAGES)('transfers on $name', { timeout: 120_000 }, (image) => {
   let all: ResidentSite;
-  let box: ResidentSandbox;
+  let box: NodeSandbox;
   beforeAll(async () => {
     all = await ResidentSite.open(image.name);
     box = await all.create();

@@ -2,7 +2,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { findAgent } from '../backend/agent-binary.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import type { FileEvent, FileWatch } from '../sandbox-api/watch.ts';
 import { ResidentSite, say, until } from './resident-fixture.ts';
 import { TEST_IMAGES } from './resident-images.ts';
@@ -44,7 +44,7 @@ class Seen {
 
 describe.skipIf(!can).each(TEST_IMAGES)('watches on $name', { timeout: 120_000 }, (image) => {
   let all: ResidentSite;
-  let box: ResidentSandbox;
+  let box: NodeSandbox;
   beforeAll(async () => {
     all = await ResidentSite.open(image.name);
     box = await all.create();

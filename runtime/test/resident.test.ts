@@ -5,7 +5,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { isDsecError } from '#base';
 import { findAgent } from '../backend/agent-binary.ts';
 import { reclaimSandboxes } from '../index.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { HEAD, processesOf, ResidentSite, say, TAIL, told, until } from './resident-fixture.ts';
 import { canRun } from './sandbox-fixture.ts';
 
@@ -20,7 +20,7 @@ const codeOf = (promise: Promise<unknown>) =>
 
 describe.skipIf(agent === undefined || !canRun())('a sandbox that stays', { timeout: 180_000 }, () => {
   let all: ResidentSite;
-  let box: ResidentSandbox;
+  let box: NodeSandbox;
   beforeAll(async () => {
     all = await ResidentSite.open();
     box = await all.create();

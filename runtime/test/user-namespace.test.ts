@@ -8,7 +8,7 @@ import { processIdentity } from '#linux';
 import { findAgent } from '../backend/agent-binary.ts';
 import { idExtents, orphanedRanges, takeRange } from '../backend/id-ranges.ts';
 import { usernsSupport, usesUserNamespace } from '../backend/user-namespace.ts';
-import type { ResidentSandbox } from '../node/resident-sandbox.ts';
+import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { reclaimSandboxes } from '../sandbox/sandboxes.ts';
 import { processesOf, ResidentSite, say } from './resident-fixture.ts';
 import { TEST_IMAGES } from './resident-images.ts';
@@ -52,12 +52,12 @@ describe.skipIf(!usable)('a sandbox with a user namespace', { timeout: 120_000 }
   }, 120_000);
   afterAll(() => site?.remove(), 120_000);
 
-  const upperOf = (sandbox: ResidentSandbox) => join(site.site.folders.stateDir, 'sandboxes', sandbox.name, 'upper');
+  const upperOf = (sandbox: NodeSandbox) => join(site.site.folders.stateDir, 'sandboxes', sandbox.name, 'upper');
   const ranges = () => {
     const folder = join(site.site.folders.stateDir, 'ids');
     return fs.existsSync(folder) ? fs.readdirSync(folder).map((name) => fs.readlinkSync(join(folder, name))) : [];
   };
-  const realUids = (sandbox: ResidentSandbox) =>
+  const realUids = (sandbox: NodeSandbox) =>
     processesOf(sandbox).map((pid) =>
       Number(/^Uid:\s+(\d+)/m.exec(fs.readFileSync(`/proc/${pid}/status`, 'latin1'))![1]),
     );

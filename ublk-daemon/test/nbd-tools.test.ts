@@ -38,7 +38,7 @@ function withTools(tools: readonly string[], name: string, work: () => Promise<v
   if (missing.length > 0) {
     console.log(`skipped: ${name}: ${missing.join(', ')} missing (apt-get install ${PACKAGE[missing[0]!]})`);
   }
-  test.skipIf(missing.length > 0)(name, work);
+  test.skipIf(missing.length > 0)(name, { timeout: 600_000 }, work);
 }
 
 /** A file with data at both ends and in the middle, holes between. */
@@ -204,4 +204,57 @@ withTools(['fio'], 'fio: what it wrote at random it reads back and verifies', as
   const [job] = JSON.parse(report.slice(report.indexOf('{'))).jobs;
   expect(job.error).toBe(0);
   expect(job.write.total_ios).toBeGreaterThan(100);
+});
+
+/** What a VM has of a disk whose service is started anew: QEMU waits, connects again, and sends again what was not answered. */
+withTools(['qemu-io'], 'qemu goes on when the server comes back at its address', async () => {
+  const path = diskFile();
+  const socket = join(folder, `${count++}.sock`);
+  const start = async () => {
+    const target = await openFileTarget(path);
+    return { target, server: await serveNbd({ listen: `unix:${socket}`, exports: [{ name: 'vm', target }] }) };
+  };
+  let { server, target } = await start();
+  const node = { driver: 'nbd', 'reconnect-delay': 600, server: { type: 'unix', path: socket }, export: 'vm' };
+  // Into a pipe it says nothing before its end otherwise.
+  const qemu = spawn('stdbuf', ['-oL', 'qemu-io', `json:${JSON.stringify({ driver: 'raw', file: node })}`]);
+  const ended = new Promise((done) => qemu.once('close', done));
+  let text = '';
+  let heard = () => {};
+  for (const stream of [qemu.stdout, qemu.stderr]) {
+    stream.setEncoding('utf8').on('data', (more: string) => {
+      text += more;
+      heard();
+    });
+  }
+  /** As often as it was said so far. */
+  const said = async (what: RegExp, times: number) => {
+    while ((text.match(what) ?? []).length < times) {
+      await Promise.race([
+        new Promise<void>((done) => (heard = done)),
+        ended.then(() => Promise.reject(new Error(text))),
+      ]);
+    }
+  };
+  try {
+    qemu.stdin.write('write -P 1 0 64k\n');
+    await said(/wrote 65536/g, 1);
+    await server.close();
+    await target.close();
+    qemu.stdin.write('write -P 2 64k 64k\n');
+    ({ server, target } = await start());
+    await said(/wrote 65536/g, 2);
+    // It looks at its input for each line anew: one at a time.
+    qemu.stdin.write('read -P 1 0 64k\n');
+    await said(/read 65536/g, 1);
+    qemu.stdin.write('read -P 2 64k 64k\n');
+    await said(/read 65536/g, 2);
+    qemu.stdin.end('quit\n');
+    await ended;
+    expect(text).not.toMatch(/failed|error/i);
+  } finally {
+    qemu.kill('SIGKILL');
+    await server.close();
+    await target.close();
+  }
 });

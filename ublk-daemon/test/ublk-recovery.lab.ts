@@ -8,8 +8,8 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import { processEntry } from '#base';
-import { createDisk } from '../disk-folder.ts';
-import { listUblk, removeUblk } from '../target/ublk/device.ts';
+import { createDisk, openDisk } from '../disk-folder.ts';
+import { listUblk, recoverUblk, removeUblk, serveUblk } from '../target/ublk/device.ts';
 import { run } from './run-command.ts';
 
 const MIB = 2 ** 20;
@@ -106,6 +106,33 @@ test('killed and replaced under load: every byte of a disk of layers, flushed or
 
 test('leaves and is replaced under load', async () => {
   await replacedUnderLoad(await layeredDisk('leaves', 64 * MIB), 'SIGUSR1');
+});
+
+/** A request on its way to a thread that leaves was with nobody, sometimes, when threads closed their rings themselves. */
+test('leaves and comes back again and again while requests arrive: none is lost', async () => {
+  const { disk } = await openDisk(await layeredDisk('again', 64 * MIB));
+  let device = await serveUblk({ target: disk, queues: 2 });
+  let over = false;
+  // Slower than they are answered: they arrive at any moment, not after an answer.
+  const fio = run(
+    'fio',
+    ...['--name=verify', '--ioengine=libaio', `--filename=${device.path}`, '--direct=1', '--size=64m'],
+    ...[`--io_size=${LOAD_MIB / 4}m`, '--rw=randwrite', '--bs=4k', '--iodepth=16', '--rate_iops=200'],
+    ...['--verify=crc32c', '--verify_fatal=1'],
+  ).finally(() => {
+    over = true;
+  });
+  fio.catch(() => {});
+  let times = 0;
+  for (; times < 4 * KILLS && !over; times++) {
+    await delay(50 + 30 * times);
+    await device.leave();
+    device = await recoverUblk(device.id, disk);
+  }
+  await fio;
+  expect(times).toBeGreaterThan(0);
+  await device.stop();
+  await disk.close();
 });
 
 test('killed under ext4, replaced: nothing is missing, synced or not', async () => {

@@ -133,10 +133,13 @@ function originOf({ from, ext4 = false }: CreateOptions): DiskOrigin | undefined
 }
 
 function addList(command: Command, { output, signal }: Context): void {
-  const list = withExamples(command.command('ls').description('Lists the disks of this machine and their snapshots.'), [
-    { line: 'dsec disk ls', what: 'what there is' },
-    { line: "dsec disk ls --json | jq -r '.[].snapshots[].name'", what: 'the names of all snapshots' },
-  ]);
+  const list = withExamples(
+    command.command('ls').alias('list').description('Lists the disks of this machine and their snapshots.'),
+    [
+      { line: 'dsec disk ls', what: 'what there is' },
+      { line: "dsec disk ls --json | jq -r '.[].snapshots[].name'", what: 'the names of all snapshots' },
+    ],
+  );
   withJson(list).action(async (options: JsonOption) => {
     const attached = await attachedDisks(disksFolder(), signal);
     const disks = (await listDisks()).map((disk) => ({

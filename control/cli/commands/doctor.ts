@@ -7,8 +7,11 @@ import { defaultStoreUrl } from '#imagesvc';
 import { detect, type Feature } from '#linux';
 import { diskRows } from '../../doctor/disks.ts';
 import { edgeRows } from '../../doctor/edge.ts';
+import { firecrackerRow } from '../../doctor/firecracker.ts';
+import { fncallRows } from '../../doctor/fncall.ts';
 import { isolationRows } from '../../doctor/isolation.ts';
 import { limitRows } from '../../doctor/limits.ts';
+import { machineRows } from '../../doctor/machines.ts';
 import { networkRows } from '../../doctor/network.ts';
 import { runtimeRows } from '../../doctor/runtimes.ts';
 import { findTools } from '../../doctor/tools.ts';
@@ -42,7 +45,16 @@ export const definition: CommandDefinition = {
         // Asking the driver needs system calls too.
         const disks = failure === undefined ? await diskRows() : [];
         const isolation = failure === undefined ? await isolationRows() : [];
-        const runtime = [...runtimeRows(), ...limitRows(), ...networkRows(), ...isolation];
+        const later = options.all && failure === undefined ? [firecrackerRow()] : [];
+        const runtime = [
+          ...runtimeRows(),
+          ...machineRows(),
+          ...limitRows(),
+          ...(await fncallRows()).filter(({ later }) => options.all || !later),
+          ...networkRows(),
+          ...isolation,
+          ...later,
+        ];
         const ok = failure === undefined;
         if (!ok) context.exitCode = 5;
         const versions = { dsec: projectVersion(), node: process.versions.node };

@@ -9,11 +9,13 @@ import { runContainer } from '#runtime';
 import type { CommandDefinition } from '../command.ts';
 import { type Context, NotServed } from '../context.ts';
 import { type LimitOptions, limitsOf, withLimitOptions } from '../limit-options.ts';
+import { type NetworkOptions, networkOf, withNetworkOptions } from '../network-options.ts';
 import { reportOf, reportText } from '../report-error.ts';
 import { checkSandboxOptions, type SandboxOptions, sandboxOptionsOf, withSandboxOptions } from '../sandbox-options.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withStore } from '../store-option.ts';
+import { runWithPolicy } from './run-with-policy.ts';
 
-interface Options extends StoreOption, JsonOption, SandboxOptions, LimitOptions {
+interface Options extends StoreOption, JsonOption, SandboxOptions, LimitOptions, NetworkOptions {
   readonly name?: string;
   readonly keep?: boolean;
   readonly replace?: boolean;
@@ -26,7 +28,8 @@ export const definition: CommandDefinition = {
     "Runs a command in a sandbox: the base image's layers at the bottom, then the workspace, then the toolkits, the last one topmost, and " +
     'above them a writable folder of its own. Without a command it runs what the image says. Standard streams and the exit status pass through. ' +
     'Signals too: one that the command has no handler for ends it, with 128 + the number of the signal. The sandbox and its changes are removed at the ' +
-    'end, unless --keep is given; then `dsec pack-diff` makes an image of the changes. Needs root; dsec-agent starts it where that is built, else crun or runc. Where `dsec serve runtime` runs, that does it. ' +
+    'end, unless --keep is given; then `dsec pack-diff` makes an image of the changes. Needs root; dsec-agent starts it where that is built, else crun or runc. Where `dsec serve runtime` runs, that does it; ' +
+    'a network with rules (--allow, --deny, --policy) needs it. ' +
     'Exit status of its own: 125 when dsec failed before the command ran (no such image, name taken, no root), 126 when the command cannot be ' +
     'executed, 127 when it is not found, 2 for wrong usage.',
   examples: [
@@ -36,6 +39,7 @@ export const definition: CommandDefinition = {
       what: 'composed of three images, its changes kept',
     },
     { line: 'dsec run -t alpine:3.20 -- sh', what: 'a shell on this terminal' },
+    { line: 'dsec run base:1 --allow @pypi -- pip install requests', what: 'that reaches this and nothing else' },
   ],
   json: 'an object as the last line of stderr: `exitCode`, `signal`, `outOfMemory`, `name`, `upper`, `problem`, `layers` (how many), `timings`',
   configure(command, context) {
@@ -43,7 +47,7 @@ export const definition: CommandDefinition = {
       .usage('[options] <image> [-- command...]')
       .argument('<image>', 'the base: name or digest')
       .argument('[command...]', 'what to run, after --');
-    withLimitOptions(withSandboxOptions(composed))
+    withNetworkOptions(withLimitOptions(withSandboxOptions(composed)))
       .option('--name <name>', 'what the sandbox is called; a random name by default')
       .option('--keep', 'keep its changes when the command has ended')
       .option('--replace', 'first remove a kept sandbox of the same name')
@@ -71,12 +75,14 @@ const NOT_STARTED = 125;
 
 /** Wrong whatever the images hold. */
 const USAGE_CODES: ReadonlySet<string> = new Set([
+  'CLI_NETWORK_POLICY',
   'CLI_NOT_UTF8',
   'CLI_USAGE',
   'RUNTIME_COMMAND_MISSING',
   'CLI_SIZE',
   'RUNTIME_ENV',
   'RUNTIME_LIMIT',
+  'RUNTIME_NETWORK_POLICY',
   'RUNTIME_NO_TERMINAL',
   'RUNTIME_SANDBOX_NAME',
   'STORE_NAME',
@@ -93,6 +99,8 @@ function exitOf(error: unknown): number {
 async function run(name: string, args: string[], options: Options, context: Context): Promise<void> {
   checkSandboxOptions(options, 'dsec run');
   const limits = limitsOf(options, 'dsec run');
+  const { mode = 'none', policy } = networkOf(options, 'dsec run') ?? {};
+  if (mode === 'policy') return runWithPolicy(name, args, options, limits, policy, context);
   context.caller?.begin(options);
   const store = await openChosenStore(options);
   const result = await runContainer({

@@ -1,26 +1,37 @@
 /** `dsec sandbox create` and `run`: sandboxes that stay, and one for a single command. */
 import type { Command } from 'commander';
 import { isDsecError } from '#base';
-import { IDLE_ACTIONS, type IdleAction, RUNTIME_NAMES, SERVICE_CLASSES } from '#runtime';
+import {
+  IDLE_ACTIONS,
+  type IdleAction,
+  RUNTIME_NAMES,
+  type RuntimeName,
+  SANDBOX_BACKENDS,
+  type SandboxBackend,
+  SERVICE_CLASSES,
+} from '#runtime';
 import { fail } from '../../errors.ts';
 import { choice } from '../choice.ts';
 import type { Context } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
 import { type LimitOptions, limitsOf, withLimitOptions } from '../limit-options.ts';
+import { type MachineOptions, machineOf, withMachineOptions } from '../machine-options.ts';
 import { type NetworkOptions, networkOf, withNetworkOptions } from '../network-options.ts';
 import { repeated } from '../repeated.ts';
 import { sandboxClient } from '../sandbox-client-of.ts';
 import { USERNS_HELP, usernsOf } from '../sandbox-options.ts';
+import { parseSize } from '../size.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
 import { variables } from '../variables.ts';
+import { type VmMemoryOption, vmMemoryOf, withVmMemoryOption } from '../vm-memory-option.ts';
 import { execIn } from './sandbox-resident.ts';
 
 const OWN = 'dsec';
 /** One whose `dsec sandbox run` was killed ends so long after its command. */
 const RUN_IDLE_MS = 300_000;
 
-interface CreateCommand extends StoreOption, LimitOptions, NetworkOptions {
+interface CreateCommand extends StoreOption, LimitOptions, NetworkOptions, MachineOptions, VmMemoryOption {
   readonly workspace?: string;
   readonly toolkit?: string[];
   readonly name?: string;
@@ -32,6 +43,8 @@ interface CreateCommand extends StoreOption, LimitOptions, NetworkOptions {
   readonly idleAction?: string;
   readonly class: string;
   readonly userns?: string;
+  readonly backend: string;
+  readonly dockerDisk?: string;
   readonly runtime: string;
   readonly requestId?: string;
   readonly lazy?: boolean;
@@ -58,9 +71,14 @@ export function addCreate(command: Command, context: Context): void {
         what: 'composed of three images, with limits',
       },
       {
+        line: 'dsec sandbox create desktop:1 --backend vm --name desk',
+        what: 'a whole machine, from an image of a disk',
+      },
+      {
         line: 'dsec sandbox create base:1 --allow @pypi --allow git.corp:443',
         what: 'that reaches these and nothing else',
       },
+      { line: 'dsec sandbox create alpine:3.20 --backend microvm --memory 2GiB', what: 'with a kernel of its own' },
     ],
   );
   withCreateOptions(withJson(create)).action(async (image: string, options: CreateCommand & JsonOption) => {
@@ -119,7 +137,7 @@ interface RunCommand {
 }
 
 function withCreateOptions(command: Command): Command {
-  return withNetworkOptions(withLimitOptions(withStore(command), ' (4096)'))
+  return withVmMemoryOption(withMachineOptions(withNetworkOptions(withLimitOptions(withStore(command), ' (4096)'))))
     .argument('<image>', 'the base: name or digest')
     .option('--workspace <image>', 'an image of kind workspace, above the base')
     .option('--toolkit <image>', 'an image of kind toolkit, above that; may be given several times', repeated)
@@ -135,7 +153,9 @@ function withCreateOptions(command: Command): Command {
     .option('--idle-action <what>', `what happens then: ${IDLE_ACTIONS.join(' or ')}`, 'stop')
     .option('--class <class>', 'ls, latency-sensitive, or be, best effort: it runs when no other wants to', 'ls')
     .option('--userns <mode>', USERNS_HELP)
-    .option('--runtime <name>', 'what starts it: dsec, crun or runc', 'dsec')
+    .option('--backend <name>', 'what it lives in: container, microvm or vm', 'container')
+    .option('--docker-disk <size>', 'of a microvm: a disk of its own at /var/lib/docker')
+    .option('--runtime <name>', 'of a container, what starts it: dsec, crun or runc', 'dsec')
     .option('--request-id <id>', 'asked for again with the same id, the same sandbox is the answer')
     .option('--lazy', 'fetch data when it is read, also from a store that is a folder')
     .option('--no-prefetch', 'do not fetch ahead what the traces of the images say that a start reads')
@@ -170,9 +190,11 @@ async function createBody(image: string, options: CreateCommand, program: string
     ...idleOf(options, program),
     class: choice('--class', options.class, SERVICE_CLASSES),
     userns: usernsOf(options),
-    runtime: choice('--runtime', options.runtime, RUNTIME_NAMES),
+    ...livesIn(options),
     ...limitsOf(options, program),
     network: networkOf(options, program),
+    machine: machineOf(options, options.backend, program),
+    memory: vmMemoryOf(options, options.backend, program),
     requestId,
     lazy,
     prefetch,
@@ -181,6 +203,22 @@ async function createBody(image: string, options: CreateCommand, program: string
     labels,
     alone,
   };
+}
+
+/** @throws CLI_USAGE */
+function livesIn(options: CreateCommand): {
+  backend?: SandboxBackend;
+  runtime?: RuntimeName;
+  dockerDiskBytes?: number;
+} {
+  const backend = choice('--backend', options.backend, SANDBOX_BACKENDS);
+  const runtime = choice('--runtime', options.runtime, RUNTIME_NAMES);
+  const { dockerDisk } = options;
+  if (dockerDisk !== undefined && backend !== 'microvm') {
+    throw fail('CLI_USAGE', { problem: '--docker-disk is for --backend microvm', program: 'dsec sandbox create' });
+  }
+  const dockerDiskBytes = dockerDisk === undefined ? undefined : parseSize('--docker-disk', dockerDisk);
+  return backend === 'container' ? { runtime } : { backend, dockerDiskBytes };
 }
 
 /** @throws CLI_USAGE, CLI_DURATION */

@@ -69,7 +69,9 @@ function addExec(command: Command, context: Context): void {
     .option('-d, --detach', 'print the number of the command, and do not wait for it')
     .option('--request-id <id>', 'asked for again with the same id, the same command is the answer')
     .option('--json', 'print how it ended as the last line on stderr; with --detach, on stdout')
-    .action((name: string, args: string[], options: ExecCommand) => execIn(name, args, options, context));
+    .action(async (name: string, args: string[], options: ExecCommand) => {
+      await execIn(name, args, options, context);
+    });
 }
 
 function addShell(command: Command, context: Context): void {
@@ -153,29 +155,38 @@ interface LogsCommand extends JsonOption {
   readonly stderrFrom: string;
 }
 
-/** Runs a command in a sandbox, with this process's streams and signals; sets the exit status. */
+/** Of whoever made the sandbox for this command. */
+export interface ExecMore {
+  /** Whose sandbox it is, when that does not hang on the API in force. */
+  readonly client?: CommandClient;
+  /** The sandbox is in use as long as somebody follows the command, not as long as it runs. */
+  readonly followed?: boolean;
+}
+
+/** Runs a command in a sandbox, with this process's streams and signals; sets the exit status. @returns undefined: it never ran, or is not waited for */
 export async function execIn(
   name: string,
   args: readonly string[],
-  options: ExecCommand,
+  options: ExecCommand & ExecMore,
   context: Context,
-): Promise<void> {
+): Promise<ExecResult | undefined> {
   const { output } = context;
   const terminal = options.tty === true;
   // A terminal is for a process of its own.
   if (terminal && context.caller !== undefined) throw new NotServed();
-  const remote = sandboxClient(context);
+  const remote = options.client ?? sandboxClient(context);
   const client: CommandClient = context.caller?.commands ?? remote;
   context.caller?.begin({ runtime: OWN });
   if (terminal && !process.stdin.isTTY)
     throw fail('CLI_USAGE', { problem: 'with -t, standard input has to be a terminal', program: 'dsec sandbox exec' });
   const env = variables('dsec sandbox exec', options.env, context);
   const timeoutMs = options.timeout === undefined ? undefined : parseDuration('--timeout', options.timeout);
-  const stdin = options.stdin && options.detach !== true;
+  // Of /dev/null there is nothing to pass on.
+  const stdin = options.stdin && options.detach !== true && context.caller?.stdinIsNull !== true;
   const size = terminal ? sizeOf(process.stdout) : undefined;
   const { user, workdir: cwd, requestId } = options;
   try {
-    const background = options.detach;
+    const background = options.detach || options.followed ? true : undefined;
     const started = await client.exec(name, {
       args,
       env,
@@ -190,18 +201,20 @@ export async function execIn(
     if (options.detach) {
       if (options.json) await output.json(started);
       else await output.line(String(started.id));
-      return;
+      return undefined;
     }
     const result = await attach(client, name, started.id, { stdin, terminal }, context);
     if (options.json) output.note(JSON.stringify({ id: started.id, ...result }));
     else if (result.timedOut) output.note(`dsec: ended after --timeout ${options.timeout}`);
     else if (result.outOfMemory) output.note('dsec: the sandbox ran out of memory, and the kernel ended this command');
     context.exitCode = result.timedOut ? TIMED_OUT : result.exitCode;
+    return result;
   } catch (error) {
     if (context.signal.aborted || !isDsecError(error) || USAGE_CODES.has(error.code)) throw error;
     const exit = error.exit === 126 || error.exit === 127 ? error.exit : NOT_RUN;
     output.note(`dsec: ${error.message}${error.hint === undefined ? '' : `\n      ${error.hint}`}`);
     context.exitCode = exit;
+    return undefined;
   }
 }
 

@@ -8,6 +8,7 @@ import {
   type StopResult,
   stopSandbox,
 } from '#runtime';
+import { fail } from '../../errors.ts';
 import type { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import type { CommandDefinition } from '../command.ts';
 import type { Context } from '../context.ts';
@@ -19,6 +20,7 @@ import { addLimitCommands } from './sandbox-limits.ts';
 import { addNetworkCommand } from './sandbox-network.ts';
 import { addPort } from './sandbox-port.ts';
 import { addResidentCommands, residentParts } from './sandbox-resident.ts';
+import { addScreenCommands } from './sandbox-screen.ts';
 import { addWatch } from './sandbox-watch.ts';
 
 export const definition: CommandDefinition = {
@@ -32,7 +34,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec sandbox stop work', what: 'end a running one; with --keep its changes stay' },
     { line: 'dsec sandbox rm work', what: 'a kept one and its changes' },
   ],
-  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`, `resident`, `end`; create: an object: `name`, `id`, `state`, `expiresAt` and more; port: an array: `address`, `port`, `inside`; watch: an object a line: `event`, `path`, `directory`, `cookie`; logs: an array: `id`, `args`, `startedMs`, `running`, `result`; exec: an object: `id`, `exitCode`, `signal`, `timedOut`, `outOfMemory`, `stdoutBytes`, `stderrBytes`, `durationMs`; update: an object for each: `name`, `limits`; stats: an array: `name`, `cpuPercent`, `cpuUsec`, `throttledUsec`, `memory`, `pids`, `io`, `disk`, `limits`, `atMs`; rm: an object: `removed`',
+  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`, `resident`, `end`; create: an object: `name`, `id`, `state`, `expiresAt` and more; port: an array: `address`, `port`, `inside`; screen: an object: `file`, `width`, `height`, `sizeBytes`; type, key, mouse: an object: `name`, `actions`; watch: an object a line: `event`, `path`, `directory`, `cookie`; logs: an array: `id`, `args`, `startedMs`, `running`, `result`; exec: an object: `id`, `exitCode`, `signal`, `timedOut`, `outOfMemory`, `stdoutBytes`, `stderrBytes`, `durationMs`; update: an object for each: `name`, `limits`; stats: an array: `name`, `cpuPercent`, `cpuUsec`, `throttledUsec`, `memory`, `pids`, `io`, `disk`, `limits`, `atMs`; rm: an object: `removed`',
   parts: Object.fromEntries(
     Object.entries(residentParts).map(([name, add]) => [
       name,
@@ -49,13 +51,26 @@ export const definition: CommandDefinition = {
     addNetworkCommand(command, context);
     addPort(command, context);
     addWatch(command, context);
+    addScreenCommands(command, context);
     const ls = withExamples(command.command('ls').description('Lists sandboxes that run or were kept.'), [
       { line: 'dsec sandbox ls', what: 'what there is' },
+      { line: 'dsec sandbox ls --limit 100', what: 'of a cluster: the first hundred' },
       { line: 'dsec sandbox ls --json | jq -r \'.[] | select(.state == "kept") | .name\'', what: 'names of kept ones' },
     ]);
-    withJson(ls).action(async (options: JsonOption) => {
+    ls.option('--limit <n>', 'of a cluster: so many, and how to go on from there (default: all)').option(
+      '--continue <token>',
+      'of a cluster: what comes after those of --limit before',
+    );
+    withJson(ls).action(async (options: ListOptions) => {
+      const limit = options.limit === undefined ? undefined : Number(options.limit);
+      if (limit !== undefined && !(Number.isInteger(limit) && limit >= 1 && limit <= 10_000)) {
+        throw fail('CLI_USAGE', { problem: '--limit: a number from 1 to 10000', program: 'dsec sandbox ls' });
+      }
       const client = sandboxClient(context);
       if (client.isRemote) return listRemote(client, options, context);
+      if (limit !== undefined || options.continue !== undefined) {
+        throw fail('CLI_USAGE', { problem: '--limit and --continue are for a cluster’s', program: 'dsec sandbox ls' });
+      }
       const reclaimed = process.geteuid?.() === 0 ? await reclaimSandboxes() : undefined;
       for (const problem of [...(reclaimed?.problems ?? []), ...(await reclaimTraces())]) output.note(problem);
       const sandboxes = listSandboxes();
@@ -139,8 +154,17 @@ export const definition: CommandDefinition = {
   },
 };
 
-async function listRemote(client: SandboxClient, { json }: JsonOption, { output }: Context): Promise<void> {
-  const { sandboxes, unreachable } = await client.listing();
+interface ListOptions extends JsonOption {
+  readonly limit?: string;
+  readonly continue?: string;
+}
+
+async function listRemote(client: SandboxClient, options: ListOptions, { output }: Context): Promise<void> {
+  const { json, limit } = options;
+  const listed = await client.listing({ limit, continue: options.continue });
+  const { sandboxes, unreachable } = listed;
+  if (listed.continue !== undefined)
+    output.note(`dsec: there are more: --limit ${limit} --continue ${listed.continue}`);
   if (unreachable.length > 0) output.note(`dsec: ${unreachable.join(', ')}: no answer; what is there is not listed`);
   if (json) return output.json(sandboxes);
   if (sandboxes.length === 0) return output.note('no sandboxes run');

@@ -16,6 +16,7 @@ import { projectRoot, projectVersion } from '../version.ts';
 import { addServeAll } from './serve-all.ts';
 import { addServeApiserver } from './serve-apiserver.ts';
 import { addServeEdge } from './serve-edge.ts';
+import { addServeFnCall } from './serve-fncall.ts';
 import { serveUblkd } from './serve-ublkd.ts';
 import { addServeWatcher } from './serve-watcher.ts';
 
@@ -69,6 +70,7 @@ export const definition: CommandDefinition = {
     addServeAll(command, context);
     addServeApiserver(command, context);
     addServeEdge(command, context);
+    addServeFnCall(command, context);
     addServeWatcher(command, context);
     withStore(command)
       .argument('<service>', 'imagesvc, runtime or ublkd')

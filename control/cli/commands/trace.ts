@@ -20,6 +20,7 @@ import {
 } from '#imagesvc';
 import { reclaimTraces, traceRun } from '#runtime';
 import { fail } from '../../errors.ts';
+import { choice } from '../choice.ts';
 import type { CommandDefinition } from '../command.ts';
 import type { Context } from '../context.ts';
 import { counted } from '../counted.ts';
@@ -60,6 +61,7 @@ export const definition: CommandDefinition = {
       .argument('<image>', 'the base: name or digest')
       .argument('[command...]', 'what to run, after --');
     withSandboxOptions(recording)
+      .option('--network <mode>', 'none: loopback alone; host: that of this machine', 'none')
       .option(
         '--as <name>',
         "what the trace is called (default: made of the command, so that the same one's is replaced)",
@@ -168,6 +170,7 @@ async function rowsOf(store: BlobStore, name: string | undefined): Promise<Row[]
 async function record(name: string, args: string[], options: Options, context: Context): Promise<void> {
   const { output } = context;
   checkSandboxOptions(options, 'dsec trace');
+  choice('--network', options.network, ['none', 'host']);
   const as = options.as === undefined ? nameOf(args, options) : checkTraceName(options.as);
   const stopAfterMs = options.stopAfter === undefined ? undefined : parseDuration('--stop-after', options.stopAfter);
   const store = await openChosenStore(options);

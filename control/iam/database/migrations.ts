@@ -98,4 +98,20 @@ export const migrations: readonly Migration[] = [
       ...appendOnly('iam_audit'),
     ],
   },
+  {
+    number: 2,
+    name: 'request ids of what was released',
+    statements: ({ binary }) => [
+      `CREATE TABLE iam_released (
+        project TEXT ${binary} NOT NULL,
+        request_id TEXT ${binary} NOT NULL,
+        id TEXT ${binary} NOT NULL,
+        edge TEXT ${binary},
+        sandbox TEXT,
+        released_at BIGINT NOT NULL,
+        PRIMARY KEY (project, request_id)
+      )`,
+      'CREATE INDEX iam_released_at ON iam_released (released_at)',
+    ],
+  },
 ];

@@ -7,6 +7,7 @@ import {
   type CommandResult,
   DSecClient,
   type ExecResult,
+  type FnCallTask,
   type Sandbox,
   type ShellResult,
   type ShellSession,
@@ -258,6 +259,10 @@ export const STEPS: Readonly<Record<string, Step>> = {
     await client.getSandbox(text(given, 'id'));
   },
   stop: ({ sandbox }) => sandbox.stop({ graceMs: 500 }),
+  fncall: async ({ client, image }, given) => {
+    const { status, run, files } = await client.fncall.run({ image, ...given } as FnCallTask & { image: string });
+    return { status, exit_code: run?.exitCode, stdout: run?.stdout.toString(), file: files['out.txt']?.toString() };
+  },
   run_fncall: async ({ client, image }) => void (await client.runFncall({ containerImage: image })),
   run_microvm: async ({ client, image }) => void (await client.runMicrovm({ image })),
   run_vm: async ({ client, image }) => void (await client.runVm({ image })),

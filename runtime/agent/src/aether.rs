@@ -103,7 +103,7 @@ pub fn main(args: &[Vec<u8>]) -> i32 {
     };
     sys::close_range(3, u32::MAX, true);
     let deadline = if lifetime == 0 { None } else { Some(sys::now_ms().saturating_add(lifetime)) };
-    let mut agent = Agent { channel: Channel::new(Fd(fd), 64), commands: HashMap::new(), ports: Ports::new(), watches: Watches::new(), groups: Vec::new(), deadline };
+    let mut agent = Agent { channel: Channel::held(Fd(fd), 64), commands: HashMap::new(), ports: Ports::new(), watches: Watches::new(), groups: Vec::new(), deadline };
     let mut hello = wire::VERSION.to_le_bytes().to_vec();
     wire::put_bytes(&mut hello, crate::BUILD.as_bytes());
     agent.channel.send(wire::HELLO, 0, &hello);
@@ -128,6 +128,7 @@ enum Source {
 impl Agent {
     fn serve(&mut self, signal_fd: i32) -> i32 {
         loop {
+            self.channel.flush();
             let (mut polls, sources) = self.poll_set(signal_fd);
             sys::poll_fds(&mut polls, self.patience());
             if self.deadline.map_or(false, |at| sys::now_ms() >= at) {

@@ -16,6 +16,8 @@ use crate::wire::{self, Channel, Frame, Received};
 const ANSWER_MS: i32 = 10_000;
 /// The service ended in the middle: nothing is known of the command.
 const LOST: i32 = 125;
+/// Bit in the greeting: there is nothing to read on standard input.
+const INPUT_IS_NULL: u8 = 8;
 /// As SIGPIPE would have it.
 const READER_GONE: i32 = 141;
 
@@ -88,7 +90,7 @@ fn greeting(command: &[Vec<u8>]) -> Option<Vec<u8>> {
     put_list(&mut out, &environment());
     wire::put_bytes(&mut out, &sys::working_dir().unwrap_or_default());
     let terminals = (0..3).fold(0u8, |bits, fd| bits | (sys::is_terminal(fd) as u8) << fd);
-    out.push(terminals);
+    out.push(terminals | if sys::is_null_device(0) { INPUT_IS_NULL } else { 0 });
     let size = sys::terminal_size(1).or_else(|| sys::terminal_size(2));
     for value in [size.map_or(0, |s| s.rows), size.map_or(0, |s| s.columns)] {
         out.extend_from_slice(&value.to_le_bytes());

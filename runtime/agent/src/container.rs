@@ -17,7 +17,7 @@
 use crate::cgroup;
 use crate::fill::{hide, make_devices, mount_one};
 use crate::landlock;
-use crate::order::{self, Order, Preparation};
+use crate::order::{self, Cgroup, First, Order, Preparation};
 use crate::sys::{self, c, Fd, RLimit, Result, SockFprog, WinSize};
 use crate::userns;
 use crate::wire::{self, Channel};
@@ -41,6 +41,7 @@ pub enum Stage {
     Seccomp = 13,
     Runtime = 14,
     AppArmor = 15,
+    Task = 16,
     WorkingDir = 20,
     Exec = 21,
 }
@@ -119,7 +120,7 @@ pub fn failure_payload(failure: &Failure) -> Vec<u8> {
 fn become_command(preparation: &Preparation, status: Fd, entries: &[Fd], stdio: &[i32]) -> ! {
     let done = prepare(preparation, status.0, entries, stdio).and_then(|_| {
         let (order, root) = receive_order(status.0)?;
-        isolate(&order, root, preparation.is_mapped(), status.0)
+        isolate(&order, root, preparation, status.0)
     });
     if let Err(failure) = done {
         let mut frame = Vec::new();
@@ -175,11 +176,16 @@ fn read_exact(fd: i32, mut buffer: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-fn isolate(order: &Order, root: Option<Fd>, mapped: bool, status: i32) -> Step {
+fn isolate(order: &Order, root: Option<Fd>, preparation: &Preparation, status: i32) -> Step {
+    let mapped = preparation.is_mapped();
     sys::set_umask(0);
-    let program = match order.agent {
-        None => None,
-        Some(_) => Some(sys::open_at(b"/proc/self/exe", sys::O_RDONLY, 0).at(Stage::Exec, b"the agent")?),
+    let groups = match order.first {
+        First::Task => group_folders(&preparation.cgroups)?,
+        _ => Vec::new(),
+    };
+    let program = match order.first {
+        First::Command => None,
+        _ => Some(sys::open_at(b"/proc/self/exe", sys::O_RDONLY, 0).at(Stage::Exec, b"the agent")?),
     };
     let held = enter_root(order, root, mapped)?;
     if mapped {
@@ -208,10 +214,8 @@ fn isolate(order: &Order, root: Option<Fd>, mapped: bool, status: i32) -> Step {
     if order.uid != 0 {
         give_streams(order);
     }
-    match &program {
-        None => close_all_but(&[status]),
-        Some(fd) => close_all_but(&[status, fd.0]),
-    }
+    let kept: Vec<i32> = program.iter().chain(&groups).map(|fd| fd.0).chain([status]).collect();
+    close_all_but(&kept);
     enter_working_dir_and_user(order)?;
     sys::set_umask(order.umask);
     // Cleared by the change of user.
@@ -220,7 +224,7 @@ fn isolate(order: &Order, root: Option<Fd>, mapped: bool, status: i32) -> Step {
     sys::unblock_all_signals();
     match &program {
         None => run(order),
-        Some(fd) => run_agent(order, fd, status),
+        Some(fd) => run_agent(order, fd, status, &groups),
     }
 }
 
@@ -300,7 +304,7 @@ pub fn attach_tree(tree: i32, target: &[u8]) -> Result<()> {
     }
 }
 
-fn raise_loopback() -> Result<()> {
+pub fn raise_loopback() -> Result<()> {
     let socket = sys::new_socket(sys::AF_INET, sys::SOCK_DGRAM)?;
     // struct ifreq: the name, then the flags.
     let mut request = [0u64; 5];
@@ -432,10 +436,27 @@ fn install_filter(order: &Order) -> Step {
     sys::set_seccomp(&program).at(Stage::Seccomp, b"filter").map(|_| ())
 }
 
-fn run_agent(order: &Order, program: &Fd, status: i32) -> Step {
-    let lifetime = order.agent.unwrap_or(0).to_string();
-    let args = [c(b"dsec-agent"), c(b"agent"), c(status.to_string().as_bytes()), c(lifetime.as_bytes())];
-    sys::keep_on_exec(status);
+/// Taken hold of while the host's hierarchies can be seen.
+fn group_folders(groups: &[Cgroup]) -> std::result::Result<Vec<Fd>, Failure> {
+    let open = |group: &Cgroup| {
+        sys::open_at(&group.folder, sys::O_RDONLY | sys::O_DIRECTORY, 0).at(Stage::Cgroup, &group.folder)
+    };
+    groups.iter().map(open).collect()
+}
+
+fn run_agent(order: &Order, program: &Fd, status: i32, groups: &[Fd]) -> Step {
+    let mut args = vec![c(b"dsec-agent")];
+    if let First::Agent(lifetime) = order.first {
+        args.extend([&b"agent"[..], status.to_string().as_bytes(), lifetime.to_string().as_bytes()].map(c));
+        sys::keep_on_exec(status);
+    } else {
+        // The status socket ends with the exec, which is how the launcher knows that it runs.
+        let numbers: Vec<String> = groups.iter().map(|fd| fd.0.to_string()).collect();
+        args.extend([&b"task"[..], numbers.join(",").as_bytes()].map(c));
+        for fd in groups {
+            sys::keep_on_exec(fd.0);
+        }
+    }
     install_filter(order)?;
     Err(sys::exec_fd(program.0, &args, &[])).at(Stage::Exec, b"the agent")
 }

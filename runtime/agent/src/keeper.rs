@@ -134,6 +134,7 @@ impl Keeper {
             if self.control.is_none() && self.kept.is_empty() && self.was_connected {
                 return 0;
             }
+            self.control.iter_mut().for_each(Channel::flush);
             let (mut polls, sources) = self.poll_set(signal_fd);
             sys::poll_fds(&mut polls, -1);
             for (poll, source) in polls.iter().zip(&sources) {
@@ -199,7 +200,7 @@ impl Keeper {
             return;
         }
         self.was_connected = true;
-        self.control = Some(Channel::new(fd, 0));
+        self.control = Some(Channel::held(fd, 0));
         let mut ready = wire::VERSION.to_le_bytes().to_vec();
         wire::put_bytes(&mut ready, crate::BUILD.as_bytes());
         self.tell(wire::READY, sys::own_pid() as u32, &ready);

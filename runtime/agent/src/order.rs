@@ -54,10 +54,18 @@ pub struct Order {
     pub env: Vec<Vec<u8>>,
     /// struct sock_filter, one after the other.
     pub seccomp: Vec<u8>,
-    /// In place of the command: the agent, with its channel, which ends the sandbox after so many milliseconds (0: never).
-    pub agent: Option<u64>,
+    pub first: First,
     /// AppArmor's, taken on by the exec. Empty: none.
     pub apparmor: Vec<u8>,
+}
+
+/// What the first process becomes.
+pub enum First {
+    Command,
+    /// The agent, with its channel, which ends the sandbox after so many milliseconds (0: never).
+    Agent(u64),
+    /// What takes tasks (task.rs), with the folders of its control groups.
+    Task,
 }
 
 pub enum Stdio {
@@ -164,9 +172,10 @@ pub fn parse_order(payload: &[u8]) -> Option<Order> {
         args: r.list(|r| r.text())?,
         env: r.list(|r| r.text())?,
         seccomp: r.bytes()?,
-        agent: match (r.u8()?, r.u64()?) {
-            (0, _) => None,
-            (1, lifetime) => Some(lifetime),
+        first: match (r.u8()?, r.u64()?) {
+            (0, _) => First::Command,
+            (1, lifetime) => First::Agent(lifetime),
+            (2, _) => First::Task,
             _ => return None,
         },
         apparmor: r.text()?,

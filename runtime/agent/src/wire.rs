@@ -32,6 +32,8 @@ pub const TO_AGENT_IN_GROUP: u8 = 8;
 pub const TAKEN: u8 = 9;
 pub const FORGET: u8 = 10;
 pub const START_BY_RUNTIME: u8 = 11;
+/// Node to a guest's first process, beside LAUNCH, CANCEL, TO_AGENT and TO_AGENT_IN_GROUP.
+pub const GUEST_WORK: u8 = 12;
 /// Launcher to Node.
 pub const READY: u8 = 100;
 pub const STARTED: u8 = 101;
@@ -44,6 +46,9 @@ pub const ALL_KEPT: u8 = 106;
 pub const FROM_AGENT: u8 = 107;
 /// Both to Node: the process of a sandbox with a user namespace is there, and waits for its order.
 pub const PREPARED: u8 = 108;
+/// A guest's first process to Node, beside STARTED, ENDED, FAILED and FROM_AGENT.
+pub const GUEST_DONE: u8 = 109;
+pub const OUT_OF_MEMORY: u8 = 114;
 /// Launcher to Node about clients.
 pub const CLIENT: u8 = 110;
 pub const CLIENT_SIGNAL: u8 = 111;
@@ -83,6 +88,18 @@ pub const SEND_END: u8 = 63;
 pub const TAKE: u8 = 64;
 pub const CLOSE: u8 = 65;
 pub const WATCH: u8 = 66;
+/// Host to what takes tasks (task.rs); the id means nothing.
+pub const CONFIGURE: u8 = 90;
+pub const TASK_FILE: u8 = 91;
+pub const TASK: u8 = 92;
+/// And back, after a HELLO.
+pub const TASK_READY: u8 = 190;
+pub const STEP_DONE: u8 = 191;
+pub const STEP_NOT_RUN: u8 = 192;
+pub const TASK_FETCHED: u8 = 193;
+pub const TASK_END: u8 = 194;
+pub const TASK_CLEANED: u8 = 195;
+pub const TASK_FAILED: u8 = 196;
 /// Agent to host.
 pub const HELLO: u8 = 150;
 pub const RUNS: u8 = 151;
@@ -184,6 +201,7 @@ pub struct Channel {
     carried: VecDeque<(usize, Fd)>,
     pub fds: Vec<Fd>,
     max_fds: usize,
+    held: bool,
 }
 
 pub struct Received {
@@ -204,7 +222,13 @@ impl Channel {
             carried: VecDeque::new(),
             fds: Vec::new(),
             max_fds,
+            held: false,
         }
+    }
+
+    /// What is sent waits for `flush`, which whoever has it calls once for all that a turn has to say.
+    pub fn held(fd: Fd, max_fds: usize) -> Channel {
+        Channel { held: true, ..Channel::new(fd, max_fds) }
     }
 
     /// What poll said of it: sends what waits, takes what came. None: nothing came.
@@ -271,7 +295,9 @@ impl Channel {
 
     pub fn send(&mut self, kind: u8, id: u32, payload: &[u8]) {
         put_frame(&mut self.output, kind, id, payload);
-        self.flush();
+        if !self.held || self.waiting_bytes() > HELD_BYTES {
+            self.flush();
+        }
     }
 
     /// A frame that carries a descriptor: it arrives with the frame's first byte.
@@ -347,5 +373,7 @@ impl Channel {
     }
 }
 
+/// More is sent at once.
+const HELD_BYTES: usize = 32 << 10;
 /// A buffer that was needed once is not kept for ever.
 const KEPT_CAPACITY: usize = 64 << 10;

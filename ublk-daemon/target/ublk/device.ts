@@ -8,8 +8,8 @@
  * at once either may be the last. What was answered, flushed or not, the next server still has: a raw file has it in the page
  * cache, a disk of layers beside its index (writable/pending-file.ts). A crash of the machine ends the device too.
  *
- * Order of ending, or the kernel waits for ever: STOP; the threads give back their mappings and rings; the device's descriptor is
- * closed; DEL.
+ * Order of ending, or the kernel waits for ever: STOP; the threads give back their mappings and end; their rings and the device's descriptor
+ * are closed; DEL.
  */
 import { accessSync, closeSync, constants, openSync, readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -18,12 +18,20 @@ import { messageOf, spawnWorker, systemCode } from '#base';
 import { becomeIoFlusher, CAPABILITY, hasEffective, type Mapping, makeEventFd, mapPages, raiseEventFd } from '#linux';
 import { fail } from '../../errors.ts';
 import type { BlockTarget } from '../block-target.ts';
-import { fileOf, immediateOf } from '../capabilities.ts';
+import { fileOf, type Immediate, immediateOf } from '../capabilities.ts';
 import { errnoOf } from '../target-error.ts';
 import { UblkControl } from './control.ts';
 import { FEATURE } from './features.ts';
 import { type DeviceInfo, OPERATION, OPERATION_FLAG, STATE } from './protocol.ts';
-import { LEAVE, type QueueData, READY, type RequestBatch, type ResultBatch } from './queue-messages.ts';
+import {
+  LEAVE,
+  NOTE_BYTES,
+  type QueueData,
+  READY,
+  type RequestBatch,
+  type ResultBatch,
+  type RingOpened,
+} from './queue-messages.ts';
 
 export interface UblkOptions {
   readonly target: BlockTarget;
@@ -176,6 +184,8 @@ interface Queue {
   readonly wake: number;
   readonly buffers: Mapping;
   readonly ended: Promise<void>;
+  /** The descriptor of its ring, once it has one. */
+  ring: number | undefined;
   /** Tags whose answer the target owes. */
   readonly owed: Set<number>;
   /** Requests that the target has, given up or not: its buffers stay mapped for them. */
@@ -188,6 +198,7 @@ interface Queue {
 class Serving implements UblkDevice {
   readonly failed: Promise<never>;
   readonly #target: BlockTarget;
+  readonly #immediate: Immediate | undefined;
   readonly #control: UblkControl;
   readonly #queues: Queue[] = [];
   #device: number | undefined;
@@ -197,6 +208,7 @@ class Serving implements UblkDevice {
 
   constructor(target: BlockTarget, control: UblkControl) {
     this.#target = target;
+    this.#immediate = immediateOf(target);
     this.#control = control;
     this.failed = new Promise((_, reject) => {
       this.#reject = reject;
@@ -234,7 +246,7 @@ class Serving implements UblkDevice {
 
   #startQueue({ depth, maxIoBytes, flags }: DeviceInfo, queue: number): Promise<void> {
     const { port1, port2 } = new MessageChannel();
-    const buffers = mapPages(depth * maxIoBytes);
+    const buffers = mapPages(depth * maxIoBytes + NOTE_BYTES);
     const wake = makeEventFd();
     const data: QueueData = {
       device: this.#device!,
@@ -263,6 +275,7 @@ class Serving implements UblkDevice {
         wake,
         buffers,
         ended,
+        ring: undefined,
         owed: new Set(),
         working: 0,
         detached: false,
@@ -275,8 +288,9 @@ class Serving implements UblkDevice {
         failed(failure);
         this.#reject(failure);
       });
-      port1.on('message', (message: typeof READY | RequestBatch) => {
+      port1.on('message', (message: RingOpened | typeof READY | RequestBatch) => {
         if (message === READY) ready();
+        else if ('ring' in message) started.ring = message.ring;
         else this.#take(started, message, maxIoBytes);
       });
     });
@@ -286,33 +300,52 @@ class Serving implements UblkDevice {
     // Its thread ended before this was heard: these are the next server's, and the buffers may be gone.
     if (queue.detached) return;
     for (let i = 0; i < batch.length; i += 5) {
-      const [tag, operation, flags, offset, length] = batch.slice(i, i + 5) as [number, number, number, number, number];
-      queue.owed.add(tag);
-      queue.working++;
+      const [tag, operation, flags] = [batch[i]!, batch[i + 1]!, batch[i + 2]!];
+      const [offset, length] = [batch[i + 3]!, batch[i + 4]!];
       const bytes = queue.buffers.bytes.subarray(tag * maxIoBytes, tag * maxIoBytes + length);
-      this.#perform(operation, flags, offset, length, bytes)
-        .then(
-          () => this.#answer(queue, tag, length),
-          (error: unknown) => this.#answer(queue, tag, -errnoOf(error)),
-        )
-        .finally(() => {
-          queue.working--;
-          releaseBuffers(queue);
-        });
+      const result = this.#performNow(operation, flags, offset, length, bytes);
+      if (result !== undefined) queue.results.push(tag, result);
+      else this.#performLater(queue, tag, this.#perform(operation, flags, offset, length, bytes), length);
     }
+    // What was at hand does not wait for another turn of the event loop.
+    sendResults(queue);
+  }
+
+  /** A count or minus an errno; undefined where the target has to wait. */
+  #performNow(operation: number, flags: number, offset: number, length: number, bytes: Buffer): number | undefined {
+    const immediate = this.#immediate;
+    if (immediate === undefined) return undefined;
+    try {
+      if (operation === OPERATION.READ) return immediate.readNow(bytes, 0, offset, length) ? length : undefined;
+      if (operation !== OPERATION.WRITE || (flags & OPERATION_FLAG.FUA) !== 0) return undefined;
+      return immediate.writeNow(offset, bytes) ? length : undefined;
+    } catch (error) {
+      return -errnoOf(error);
+    }
+  }
+
+  #performLater(queue: Queue, tag: number, work: Promise<void>, length: number): void {
+    queue.owed.add(tag);
+    queue.working++;
+    work
+      .then(
+        () => this.#answer(queue, tag, length),
+        (error: unknown) => this.#answer(queue, tag, -errnoOf(error)),
+      )
+      .finally(() => {
+        queue.working--;
+        releaseBuffers(queue);
+      });
   }
 
   async #perform(operation: number, flags: number, offset: number, length: number, bytes: Buffer): Promise<void> {
     const target = this.#target;
-    const immediate = immediateOf(target);
     const fua = (flags & OPERATION_FLAG.FUA) !== 0;
     switch (operation) {
       case OPERATION.READ:
-        if (immediate?.readNow(bytes, 0, offset, length)) return;
         (await target.read(offset, length)).copy(bytes);
         return;
       case OPERATION.WRITE:
-        if (!fua && immediate?.writeNow(offset, bytes)) return;
         return target.write(offset, bytes, { fua });
       case OPERATION.FLUSH:
         return target.flush();
@@ -333,10 +366,7 @@ class Serving implements UblkDevice {
     queue.scheduled = true;
     setImmediate(() => {
       queue.scheduled = false;
-      if (queue.detached) return;
-      queue.port.postMessage(queue.results);
-      queue.results = [];
-      raiseEventFd(queue.wake);
+      sendResults(queue);
     });
   }
 
@@ -379,6 +409,8 @@ class Serving implements UblkDevice {
       await queue.ended;
       queue.port.close();
       queue.worker.removeAllListeners();
+      // Not by the thread itself: queue-worker.ts says why.
+      if (queue.ring !== undefined) closeSync(queue.ring);
       closeSync(queue.wake);
       queue.detached = true;
       releaseBuffers(queue);
@@ -397,6 +429,13 @@ class Serving implements UblkDevice {
     }
     await this.#control.close();
   }
+}
+
+function sendResults(queue: Queue): void {
+  if (queue.detached || queue.results.length === 0) return;
+  queue.port.postMessage(queue.results);
+  queue.results = [];
+  raiseEventFd(queue.wake);
 }
 
 /** A target that answers late writes into its buffer all the same: touching one that is unmapped would end the process. */

@@ -7,7 +7,7 @@ export interface QueueData {
   readonly queue: number;
   readonly depth: number;
   readonly maxIoBytes: number;
-  /** Address of `depth` buffers of `maxIoBytes`, which the owner has mapped and unmaps after the thread's end. */
+  /** Address of `depth` buffers of `maxIoBytes`, and of NOTE_BYTES behind them, which the owner has mapped and unmaps after the thread's end. */
   readonly buffers: number;
   /** An eventfd: raised by the owner when it has sent something. */
   readonly wake: number;
@@ -18,6 +18,14 @@ export interface QueueData {
   readonly readOnly: boolean;
   /** The device is one whose server copies (USER_COPY). */
   readonly copies: boolean;
+}
+
+/** What an eventfd answers. */
+export const NOTE_BYTES = 8;
+
+/** To the owner, first of all: the descriptor of the thread's ring, which the owner closes after the thread's end. */
+export interface RingOpened {
+  readonly ring: number;
 }
 
 /** To the owner: every tag has been offered to the kernel. */

@@ -7,8 +7,10 @@
  * on the file does not wait, it is made at once, without the ring: the kernel gives writes into the page cache, and whatever goes to tmpfs, to
  * threads of its own, and the way there and back costs more than the copy.
  *
- * It ends when the device has been stopped: then each tag comes back with ENODEV. Or when it is told to leave: closing the ring takes back what
- * it had offered, and the kernel keeps the requests for the next server.
+ * It ends when the device has been stopped: then each tag comes back with ENODEV. Or when it is told to leave: what it had offered is taken back
+ * when its ring is closed, and the kernel keeps the requests for the next server. The owner closes the ring, after this thread's end: the
+ * kernel hands a request over in the thread itself, and one that is on its way while the ring goes is put back only where it finds the thread
+ * ended. With a thread that lives it would be with nobody, and the device would wait for it for ever.
  */
 import { type MessagePort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 import {
@@ -17,16 +19,22 @@ import {
   dropEffective,
   IoUring,
   mapFile,
-  mapPages,
   RING_FLAG,
   RING_OPERATION,
   readTo,
-  SyscallError,
   writeFrom,
 } from '#linux';
 import { isInMemory } from '../file-target.ts';
 import { IO, IO_DESC_BYTES, MAX_DEPTH, OPERATION, OPERATION_FLAG } from './protocol.ts';
-import { LEAVE, type QueueData, READY, type RequestBatch, type ResultBatch } from './queue-messages.ts';
+import {
+  LEAVE,
+  NOTE_BYTES,
+  type QueueData,
+  READY,
+  type RequestBatch,
+  type ResultBatch,
+  type RingOpened,
+} from './queue-messages.ts';
 import { MappedFile, RequestBytes } from './request-bytes.ts';
 
 const { device, queue, depth, maxIoBytes, buffers, wake, port, file, sizeBytes, readOnly, copies } =
@@ -56,13 +64,15 @@ becomeIoFlusher();
 // threads are no administrators: ours need no partitions.
 dropEffective(CAPABILITY.SYS_ADMIN);
 
-const ring = openRing();
+// Not DEFER_TASKRUN: many kernels spin for ever where a request arrives while such a ring is closed (mended in 6.19, da579f05ef0f).
+const ring = new IoUring({ entries: depth * 2 + 8, flags: RING_FLAG.SINGLE_ISSUER | RING_FLAG.COOP_TASKRUN });
+port.postMessage({ ring: ring.fd } satisfies RingOpened);
 const pages = Math.ceil((depth * IO_DESC_BYTES) / 4096) * 4096;
 const descriptors = mapFile(device, pages, queue * Math.ceil((MAX_DEPTH * IO_DESC_BYTES) / 4096) * 4096, {
   writable: false,
 });
 const described = new Uint32Array(descriptors.bytes.buffer, descriptors.bytes.byteOffset, pages >> 2);
-const note = mapPages(4096);
+const note = buffers + depth * maxIoBytes;
 const inMemory = file !== undefined && isInMemory(`/proc/self/fd/${file}`);
 /** Without it the kernel copies between the request and its buffer: of a write before it is offered, of a read when it is answered. */
 const bytes = copies ? new RequestBytes(device, queue) : undefined;
@@ -75,33 +85,28 @@ let live = depth;
 let leaving = false;
 let requests: RequestBatch = [];
 
-listenForOwner();
-for (let tag = 0; tag < depth; tag++) answer(IO.FETCH, tag, -1);
-ring.submit();
-port.postMessage(READY);
-while ((live > 0 && !leaving) || working > 0) {
-  ring.submit(1);
-  ring.reap(completed);
-  if (requests.length > 0) {
-    port.postMessage(requests);
-    requests = [];
-  }
+try {
+  serve();
+} finally {
+  // A mapping left behind would keep the device from being deleted.
+  descriptors.unmap();
+  mapped?.unmap();
+  ring.unmap();
+  port.close();
 }
-// A mapping left behind would keep the device from being deleted.
-descriptors.unmap();
-mapped?.unmap();
-ring.close();
-note.unmap();
-port.close();
 
-function openRing(): IoUring {
-  const entries = depth * 2 + 8;
-  try {
-    return new IoUring({ entries, flags: RING_FLAG.SINGLE_ISSUER | RING_FLAG.DEFER_TASKRUN });
-  } catch (error) {
-    // Before 6.1.
-    if (!(error instanceof SyscallError) || error.code !== 'EINVAL') throw error;
-    return new IoUring({ entries });
+function serve(): void {
+  listenForOwner();
+  for (let tag = 0; tag < depth; tag++) answer(IO.FETCH, tag, -1);
+  ring.submit();
+  port.postMessage(READY);
+  while ((live > 0 && !leaving) || working > 0) {
+    ring.submit(1);
+    ring.reap(completed);
+    if (requests.length > 0) {
+      port.postMessage(requests);
+      requests = [];
+    }
   }
 }
 
@@ -116,7 +121,7 @@ function mapTheFile(): MappedFile | undefined {
 }
 
 function listenForOwner(): void {
-  ring.prepareRead(wake, note.address, 8, undefined, WAKE);
+  ring.prepareRead(wake, note, NOTE_BYTES, undefined, WAKE);
 }
 
 /** Gives a tag's result to the kernel, and takes its next request. */

@@ -4,6 +4,7 @@
  */
 import { bodyChunks } from '../api/body-chunks.js';
 import { path } from '../api/client.js';
+import { pagesOf } from '../api/pages.js';
 import { parseEvents } from '../api/sse-parser.js';
 import { nodeOf } from './node.js';
 import { sandboxOf } from './sandbox.js';
@@ -78,7 +79,7 @@ export class Cluster {
     this.asking = true;
     try {
       const { signal } = this.stop;
-      const { sandboxes, unreachable = [], truncated = false } = await this.api.json('/v1/sandboxes', { signal });
+      const { sandboxes, unreachable, truncated } = await pagesOf(this.api, {}, signal);
       const before = this.sandboxes;
       this.sandboxes = new Map(
         sandboxes.map((/** @type {any} */ view) => [view.id, merged(before?.get(view.id), view)]),

@@ -1,5 +1,5 @@
 /** All sandboxes, live: narrowed by words, project, user, job, state and node. What it is narrowed by is in the address. */
-import { query } from '../api/client.js';
+import { pagesOf } from '../api/pages.js';
 import { fill, h, setText } from '../dom/element.js';
 import { setStateMark } from '../dom/facts.js';
 import { empty, failure, loading } from '../dom/notices.js';
@@ -161,7 +161,7 @@ export function sandboxesView({ cluster }, place) {
     if (state !== 'ended' && !narrowed) return;
     asking = poll(
       MORE_MS,
-      (signal) => cluster.api.json(`/v1/sandboxes${query({ project, user, job, state })}`, { signal }),
+      (signal) => pagesOf(cluster.api, { project, user, job, state }, signal),
       ({ sandboxes: more }) => {
         for (const view of more) cluster.take(view);
       },

@@ -293,6 +293,17 @@ async def later(value: Any) -> Any:
     return value
 
 
+async def fncall(site: Site, given: With) -> Any:
+    done = await site.client.fncall.run(image=site.image, **given)
+    step = done.run
+    return {
+        "status": done.status,
+        "exit_code": None if step is None else step.exit_code,
+        "stdout": None if step is None else step.stdout.decode(),
+        "file": done.files.get("out.txt", b"").decode(),
+    }
+
+
 STEPS: Dict[str, Callable[[Site, With], Awaitable[Any]]] = {
     "run_shell": run_shell,
     "run": run,
@@ -345,6 +356,7 @@ STEPS: Dict[str, Callable[[Site, With], Awaitable[Any]]] = {
     "create": create,
     "get": lambda site, given: site.client.get_sandbox(given["id"]),
     "stop": lambda site, given: site.sandbox.stop(grace=0.5),
+    "fncall": fncall,
     "run_fncall": lambda site, given: site.client.run_fncall(DSecFnCallRunArgs(container_image=site.image)),
     "run_microvm": lambda site, given: site.client.run_microvm(DSecMicroVMRunArgs(image=site.image)),
     "run_vm": lambda site, given: site.client.run_vm(DSecVMRunArgs(image=site.image)),

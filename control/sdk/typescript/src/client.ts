@@ -9,6 +9,7 @@ import {
   InvalidRequest,
   UnsupportedError,
 } from './errors.ts';
+import { FnCall } from './fncall.ts';
 import {
   type Backend,
   createBody,
@@ -32,13 +33,25 @@ export interface ListOptions extends CallOptions {
   readonly project?: string;
   readonly job?: string;
   readonly user?: string;
-  readonly state?: 'running' | 'paused';
+  readonly state?: 'running' | 'paused' | 'ended';
+  /** One page of so many; without it, all there are. */
+  readonly limit?: number;
+  /** Of the page before. */
+  readonly continueFrom?: string;
 }
 
 export interface SandboxList {
   readonly sandboxes: Sandbox[];
   /** Edges that did not answer: what is on them is not in the list. */
   readonly unreachable: readonly string[];
+  /** For the next page, where there is one. */
+  readonly continueFrom?: string;
+}
+
+interface SandboxPage {
+  readonly sandboxes: readonly SandboxView[];
+  readonly unreachable?: readonly string[];
+  readonly continue?: string;
 }
 
 export type BatchItem =
@@ -98,6 +111,11 @@ export class DSecClient implements AsyncDisposable {
     return this.create('vm', args, options);
   }
 
+  /** Short tasks, without a sandbox of one's own. */
+  get fncall(): FnCall {
+    return new FnCall(this.transport);
+  }
+
   /** Many at once, each told as it becomes ready or fails, with its index. What was told and is not wanted is the caller's to stop. */
   async *runContainers(
     args: DSecContainerRunArgs | readonly DSecContainerRunArgs[],
@@ -147,14 +165,22 @@ export class DSecClient implements AsyncDisposable {
     return new Sandbox(this.transport, id, undefined, this.options.commandTimeoutMs);
   }
 
-  async listSandboxes({ signal, timeoutMs, ...query }: ListOptions = {}): Promise<SandboxList> {
-    const call = { signal, timeoutMs, query };
-    const list = await this.transport.json<{ sandboxes: SandboxView[]; unreachable?: string[] }>(
-      'GET',
-      '/v1/sandboxes',
-      call,
-    );
-    return { sandboxes: list.sandboxes.map((view) => this.sandboxOf(view)), unreachable: list.unreachable ?? [] };
+  /** By edge and name: all of them, or with `limit` a page. */
+  async listSandboxes({ signal, timeoutMs, continueFrom, ...query }: ListOptions = {}): Promise<SandboxList> {
+    const sandboxes: Sandbox[] = [];
+    const unreachable = new Set<string>();
+    let from = continueFrom;
+    do {
+      const page = await this.transport.json<SandboxPage>('GET', '/v1/sandboxes', {
+        signal,
+        timeoutMs,
+        query: { ...query, continue: from },
+      });
+      for (const view of page.sandboxes) sandboxes.push(this.sandboxOf(view));
+      for (const edge of page.unreachable ?? []) unreachable.add(edge);
+      from = page.continue;
+    } while (from !== undefined && query.limit === undefined);
+    return { sandboxes, unreachable: [...unreachable], continueFrom: from };
   }
 
   /** Anything else of the API (docs/api-reference.md): its JSON. */

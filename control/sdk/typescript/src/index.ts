@@ -30,6 +30,14 @@ export {
 } from './errors.ts';
 export type { TreeOptions } from './file-trees.ts';
 export type { FileEntry, FileEvent, FileStatus, SandboxFiles } from './files.ts';
+export {
+  FnCall,
+  type FnCallLimits,
+  type FnCallResult,
+  type FnCallStatus,
+  type FnCallStep,
+  type FnCallTask,
+} from './fncall.ts';
 export type { OutputPart, StreamName } from './output-frames.ts';
 export type {
   DSecContainerRunArgs,
@@ -51,5 +59,6 @@ export type {
   SandboxUsage,
   SandboxView,
 } from './sandbox-views.ts';
+export type { MouseButton, SandboxScreen, ScreenAction } from './screen.ts';
 export { type Expected, type ShellOptions, ShellResult, ShellSession } from './shell.ts';
 export type { CallOptions, Query } from './transport.ts';

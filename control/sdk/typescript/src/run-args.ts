@@ -72,13 +72,18 @@ export interface DSecMicroVMRunArgs extends DSecRunArgs {
 }
 export interface DSecVMRunArgs extends DSecRunArgs {
   readonly image: string;
+  /** `bios` by default. */
+  readonly firmware?: 'bios' | 'uefi';
+  /** Of its screen: 1024 x 768 by default. */
+  readonly width?: number;
+  readonly height?: number;
 }
 
 export type Backend = 'container' | 'fncall' | 'microvm' | 'vm';
 
 export function createBody(
   backend: Backend,
-  args: DSecContainerRunArgs | DSecMicroVMRunArgs,
+  args: DSecContainerRunArgs | DSecMicroVMRunArgs | DSecVMRunArgs,
   requestId: string,
 ): Record<string, unknown> {
   const { env } = args;
@@ -105,6 +110,7 @@ export function createBody(
     pids: args.pidsLimit,
     ...args.limits,
     network: networkOf(args),
+    machine: machineOf(args),
     userns: args.userns,
     runtime: args.runtime,
     labels: args.labels,
@@ -120,6 +126,11 @@ export function policyOf(rules: NetworkRules): NetworkPolicy {
     else services[name] = allowed;
   }
   return { default: 'deny', rules: targets, services };
+}
+
+function machineOf({ firmware, width, height }: Partial<DSecVMRunArgs>): object | undefined {
+  const isSaid = firmware !== undefined || width !== undefined || height !== undefined;
+  return isSaid ? { firmware, width, height } : undefined;
 }
 
 function networkOf({ networkRules, networkPolicy, networkMode }: DSecRunArgs): object | undefined {

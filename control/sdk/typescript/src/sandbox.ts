@@ -13,6 +13,7 @@ import type {
   SandboxUsage,
   SandboxView,
 } from './sandbox-views.ts';
+import { SandboxScreen } from './screen.ts';
 import { type ShellOptions, ShellSession } from './shell.ts';
 import { type CallOptions, type Transport, undoable } from './transport.ts';
 
@@ -53,6 +54,8 @@ export interface StopOptions extends CallOptions {
 export class Sandbox implements AsyncDisposable {
   readonly id: string;
   readonly files: SandboxFiles;
+  /** Of a full machine. */
+  readonly screen: SandboxScreen;
   private readonly transport: Transport;
   private readonly path: string;
   private readonly commandTimeoutMs: number | undefined;
@@ -66,6 +69,7 @@ export class Sandbox implements AsyncDisposable {
     this.commandTimeoutMs = commandTimeoutMs;
     this.path = `/v1/sandboxes/${encodeURIComponent(id)}`;
     this.files = new SandboxFiles(transport, this.path);
+    this.screen = new SandboxScreen(transport, this.path);
   }
 
   get name(): string {

@@ -29,6 +29,7 @@ from .errors import (
     UnsupportedError,
 )
 from .files import FileEntry, FileEvent, FileStatus, SandboxFiles
+from .fncall import FnCall, FnCallResult, FnCallStep
 from .output_frames import OutputPart
 from .run_args import (
     DSecContainerRunArgs,
@@ -71,6 +72,9 @@ __all__ = [
     "FileError",
     "FileEvent",
     "FileStatus",
+    "FnCall",
+    "FnCallResult",
+    "FnCallStep",
     "InvalidRequest",
     "NetworkPolicy",
     "NetworkRules",

@@ -12,6 +12,7 @@ from typing import Any, AsyncGenerator, Dict, List, Mapping, Optional, Sequence,
 from .closing import closing
 from .context import find_endpoint
 from .errors import DSecError, InvalidRequest, UnsupportedError, connection_lost, error_from, protocol_error
+from .fncall import FnCall
 from .run_args import (
     DSecContainerRunArgs,
     DSecFnCallRunArgs,
@@ -31,6 +32,8 @@ class SandboxList:
     sandboxes: List[Sandbox]
     #: Edges that did not answer: what is on them is not in the list.
     unreachable: List[str]
+    #: For the next page, where there is one.
+    continue_from: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,11 @@ class DSecClient:
     async def run_vm(self, args: DSecVMRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
         return await self._create("vm", args, timeout)
 
+    @property
+    def fncall(self) -> FnCall:
+        """Short tasks, without a sandbox of one's own."""
+        return FnCall(self._transport)
+
     async def run_containers(
         self, args: Union[DSecContainerRunArgs, Sequence[DSecContainerRunArgs]], *, count: int = 1
     ) -> AsyncGenerator[BatchItem, None]:
@@ -165,12 +173,22 @@ class DSecClient:
         job: Optional[str] = None,
         user: Optional[str] = None,
         state: Optional[str] = None,
+        limit: Optional[int] = None,
+        continue_from: Optional[str] = None,
         timeout: Optional[float] = None,
     ) -> SandboxList:
-        query = without_none(project=project, job=job, user=user, state=state)
-        told = await self._transport.json("GET", "/v1/sandboxes", query=query, timeout=timeout)
-        sandboxes = [self._sandbox_of(view) for view in told["sandboxes"]]
-        return SandboxList(sandboxes, list(told.get("unreachable", [])))
+        """By edge and name: all of them, or with `limit` a page."""
+        query = without_none(project=project, job=job, user=user, state=state, limit=limit)
+        sandboxes: List[Sandbox] = []
+        unreachable: Dict[str, None] = {}
+        while True:
+            asked = {**query, **without_none(**{"continue": continue_from})}
+            told = await self._transport.json("GET", "/v1/sandboxes", query=asked, timeout=timeout)
+            sandboxes += [self._sandbox_of(view) for view in told["sandboxes"]]
+            unreachable.update(dict.fromkeys(told.get("unreachable", [])))
+            continue_from = told.get("continue")
+            if continue_from is None or limit is not None:
+                return SandboxList(sandboxes, list(unreachable), continue_from)
 
     async def request(
         self,

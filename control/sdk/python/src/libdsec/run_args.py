@@ -78,6 +78,11 @@ class DSecMicroVMRunArgs(DSecRunArgs):
 @dataclass
 class DSecVMRunArgs(DSecRunArgs):
     image: str = ""
+    #: `bios` by default, or `uefi`.
+    firmware: Optional[str] = None
+    #: Of its screen: 1024 x 768 by default.
+    width: Optional[int] = None
+    height: Optional[int] = None
 
 
 def create_body(backend: str, args: DSecRunArgs, request_id: str) -> Dict[str, Any]:
@@ -106,6 +111,7 @@ def create_body(backend: str, args: DSecRunArgs, request_id: str) -> Dict[str, A
             diskBytes=_mebibytes(args.disk_limit_mb),
             pids=args.pids_limit,
             network=_network_of(args),
+            machine=_machine_of(args),
             userns=args.userns,
             runtime=args.runtime,
             labels=None if args.labels is None else list(args.labels),
@@ -114,6 +120,12 @@ def create_body(backend: str, args: DSecRunArgs, request_id: str) -> Dict[str, A
         **({} if args.service_class is None else {"class": args.service_class}),
         **{camel(key): value for key, value in (args.limits or {}).items()},
     }
+
+
+def _machine_of(args: DSecRunArgs) -> Optional[Dict[str, Any]]:
+    if not isinstance(args, DSecVMRunArgs):
+        return None
+    return without_none(firmware=args.firmware, width=args.width, height=args.height) or None
 
 
 def policy_of(rules: NetworkRules) -> Dict[str, Any]:

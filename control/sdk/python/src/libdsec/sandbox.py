@@ -14,6 +14,7 @@ from .command_result import CommandResult
 from .errors import DSecError, SandboxGone
 from .files import SandboxFiles
 from .run_args import Env, NetworkPolicy, NetworkRules, camel, env_of, milliseconds, policy_of
+from .screen import SandboxScreen
 from .shell import ShellSession
 from .transport import Transport, undoable, without_none
 
@@ -77,6 +78,8 @@ class Sandbox:
         #: As it was told last; `view` asks.
         self.info = info
         self.files = SandboxFiles(transport, self._path)
+        #: Of a full machine.
+        self.screen = SandboxScreen(transport, self._path)
 
     @property
     def name(self) -> str:

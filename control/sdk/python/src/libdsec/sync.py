@@ -11,18 +11,32 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Type, Union
 
 from . import client as _client
 from .errors import DSecError
+from .fncall import FnCallResult
 from .run_args import DSecContainerRunArgs, DSecFnCallRunArgs, DSecMicroVMRunArgs, DSecVMRunArgs
 from .sync_sandbox import Command, Sandbox, SandboxFiles, ShellSession
 from .sync_thread import Stream, run
 from .transport import Query
 
-__all__ = ["BatchItem", "Command", "DSecClient", "Sandbox", "SandboxFiles", "SandboxList", "ShellSession", "Stream"]
+__all__ = ["BatchItem", "Command", "DSecClient", "FnCall", "Sandbox", "SandboxFiles", "SandboxList", "ShellSession", "Stream"]
+
+
+class FnCall:
+    def __init__(self, inner: _client.DSecClient) -> None:
+        self._inner = inner
+
+    def run(self, language: str, code: Optional[str] = None, **more: Any) -> FnCallResult:
+        """As `libdsec.FnCall.run`."""
+        return run(self._inner.fncall.run(language, code, **more))
+
+    def languages(self, *, timeout: Optional[float] = None) -> Dict[str, Any]:
+        return run(self._inner.fncall.languages(timeout=timeout))
 
 
 class SandboxList:
     def __init__(self, inner: _client.SandboxList) -> None:
         self.sandboxes = [Sandbox(one) for one in inner.sandboxes]
         self.unreachable = inner.unreachable
+        self.continue_from: Optional[str] = inner.continue_from
 
 
 class BatchItem:
@@ -82,6 +96,10 @@ class DSecClient:
     def run_vm(self, args: DSecVMRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
         return Sandbox(run(self._inner.run_vm(args, timeout=timeout)))
 
+    @property
+    def fncall(self) -> FnCall:
+        return FnCall(self._inner)
+
     def run_containers(
         self, args: Union[DSecContainerRunArgs, Sequence[DSecContainerRunArgs]], *, count: int = 1
     ) -> Iterator[BatchItem]:
@@ -101,9 +119,19 @@ class DSecClient:
         job: Optional[str] = None,
         user: Optional[str] = None,
         state: Optional[str] = None,
+        limit: Optional[int] = None,
+        continue_from: Optional[str] = None,
         timeout: Optional[float] = None,
     ) -> SandboxList:
-        work = self._inner.list_sandboxes(project=project, job=job, user=user, state=state, timeout=timeout)
+        work = self._inner.list_sandboxes(
+            project=project,
+            job=job,
+            user=user,
+            state=state,
+            limit=limit,
+            continue_from=continue_from,
+            timeout=timeout,
+        )
         return SandboxList(run(work))
 
     def request(

@@ -16,6 +16,7 @@ from .output_frames import OutputPart
 from .run_args import Env, NetworkPolicy, NetworkRules
 from .sandbox import PauseReport, SandboxInfo
 from .shell import EXPECT_S, Expected, ShellResult
+from .sync_screen import SandboxScreen
 from .sync_thread import Input, Stream, input_of, run
 
 
@@ -182,6 +183,7 @@ class Sandbox:
     def __init__(self, inner: _sandbox.Sandbox) -> None:
         self._inner = inner
         self.files = SandboxFiles(inner.files)
+        self.screen = SandboxScreen(inner.screen)
 
     @property
     def id(self) -> str:

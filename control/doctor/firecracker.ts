@@ -1,0 +1,16 @@
+/** Whether Firecracker could run machines here: its programs, a version that is not refused, KVM that runs what is started. */
+import type { Feature } from '#linux';
+import { firecrackerState } from '#runtime';
+
+export function firecrackerRow(): Feature {
+  const { missing, binary, jailer, version } = firecrackerState();
+  const found = version === undefined ? '' : ` ${version.major}.${version.minor}.${version.patch}`;
+  return {
+    name: 'firecracker',
+    present: missing === undefined,
+    detail: missing ?? `${binary}${found}, ${jailer === undefined ? 'without its jailer' : jailer}`,
+    usedFor: 'virtual machines by its driver (runtime/vm/firecracker)',
+    fallback: 'nothing: sandboxes in virtual machines run under QEMU',
+    later: true,
+  };
+}

@@ -1,0 +1,179 @@
+/** What the apiserver holds callers to, over edges in this process: pages of lists, limits that count, names of images, what shares the machine. */
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { openStore } from '#imagesvc';
+import { packTarget } from '../apiserver/image-target.ts';
+import { ApiSite } from './api-site.ts';
+
+const MIB = 1 << 20;
+
+describe('the apiserver', () => {
+  let site: ApiSite;
+  beforeAll(async () => {
+    site = await ApiSite.make(3);
+  });
+  beforeEach(async () => {
+    for (const edge of site.edges) {
+      edge.mode = 'ok';
+      edge.sandboxes.clear();
+      edge.heard.length = 0;
+    }
+    for (const { edge } of site.edges) await site.api.parts.reconciler.edge(edge);
+    expect(await site.used()).toBe(0);
+  });
+  afterAll(() => site?.remove());
+
+  it('lists in pages, each sandbox once, whatever comes and goes meanwhile', async () => {
+    const made = await Promise.all(Array.from({ length: 25 }, () => site.create()));
+    const ids = made.map(({ body }) => body.id as string).sort();
+    const seen: string[] = [];
+    let pages = 0;
+    for (let from: string | undefined = ''; from !== undefined; pages++) {
+      const page = await site.json(`/v1/sandboxes?limit=4${from === '' ? '' : `&continue=${from}`}`);
+      expect(page.status).toBe(200);
+      expect(page.body.sandboxes.length).toBeLessThanOrEqual(4);
+      seen.push(...page.body.sandboxes.map(({ id }: { id: string }) => id));
+      from = page.body.continue;
+      // One that was told already goes, and one comes that may be told or not.
+      await site.json(`/v1/sandboxes/${seen[pages]}?force=true`, { method: 'DELETE' });
+      await site.create({ name: `new-${pages}` });
+    }
+    expect(pages).toBeGreaterThan(5);
+    expect(new Set(seen).size).toBe(seen.length);
+    expect(ids.filter((id) => !seen.includes(id))).toEqual([]);
+    const whole = await site.json('/v1/sandboxes');
+    expect(whole.body.continue).toBeUndefined();
+    for (const bad of ['x', 'AAAA', '%00']) {
+      expect((await site.json(`/v1/sandboxes?continue=${bad}`)).status).toBe(400);
+    }
+    expect((await site.json('/v1/sandboxes?limit=0')).status).toBe(400);
+  });
+
+  it('counts other limits: what grows before the edge has it, what shrinks afterwards', async () => {
+    const quota = (memoryBytes: number | null) =>
+      site.json('/v1/quotas', { method: 'PUT', body: { project: 'root', limits: { memoryBytes } } });
+    const used = async () => (await site.json('/v1/quotas')).body.quotas[0].used.memoryBytes as number;
+    const { body } = await site.create({ memoryBytes: 100 * MIB });
+    const put = (limits: object) => site.json(`/v1/sandboxes/${body.id}/limits`, { method: 'PUT', body: limits });
+    await quota(300 * MIB);
+    try {
+      expect(await used()).toBe(100 * MIB);
+      expect((await put({ memoryBytes: 200 * MIB })).status).toBe(200);
+      expect(await used()).toBe(200 * MIB);
+      const edge = site.edges.find((one) => one.edge === body.edge)!;
+      const before = edge.heard.filter(({ method }) => method === 'PUT').length;
+      const refused = await put({ memoryBytes: 301 * MIB });
+      expect(refused).toMatchObject({ status: 429, body: { error: { code: 'IAM_QUOTA' } } });
+      // Its edge was not asked.
+      expect(edge.heard.filter(({ method }) => method === 'PUT').length).toBe(before);
+      edge.mode = 'refuse';
+      expect((await put({ memoryBytes: 250 * MIB })).status).toBe(503);
+      expect(await used()).toBe(200 * MIB);
+      edge.mode = 'ok';
+      expect((await put({ memoryBytes: 50 * MIB, pids: 7 })).status).toBe(200);
+      expect(await used()).toBe(50 * MIB);
+      // Without a limit it counts as what has none.
+      await quota(null);
+      expect((await put({ memoryBytes: null })).status).toBe(200);
+      expect(await used()).toBe(512 * MIB);
+      // An answer that is lost leaves the larger one, until the roster has told twice what there is.
+      edge.mode = 'lose';
+      expect((await put({ memoryBytes: 700 * MIB })).status).toBe(503);
+      edge.mode = 'ok';
+      expect(await used()).toBe(700 * MIB);
+      edge.sandboxes.get(body.name)!.amounts = { cpuMilli: 500, memoryBytes: 600 * MIB, diskBytes: 2 ** 31, gpus: 0 };
+      for (let times = 0; times < 3; times++) await site.api.parts.reconciler.edge(body.edge);
+      expect(await used()).toBe(600 * MIB);
+    } finally {
+      await quota(null);
+    }
+    for (const bad of [{}, { memoryBytes: -1 }, { memoryBytes: 'x' }, { nonsense: 1 }]) {
+      expect((await put(bad)).status).toBe(400);
+    }
+  });
+
+  it('answers a request id whose sandbox has ended with that, and makes no other one', async () => {
+    const { body } = await site.create({ requestId: 'once' });
+    expect((await site.json(`/v1/sandboxes/${body.id}/stop`, { method: 'POST', body: {} })).status).toBe(200);
+    const again = await site.create({ requestId: 'once' });
+    expect(again).toMatchObject({ status: 410, body: { error: { code: 'SANDBOX_GONE', retryable: false } } });
+    expect(again.body.error.message).toContain(body.id);
+    expect(site.sandboxes).toBe(0);
+    // One that has its name now is another one.
+    const taken = await site.create({ name: body.name, requestId: 'other' });
+    expect(taken.status).toBe(201);
+    expect((await site.create({ requestId: 'once' })).status).toBe(410);
+    // Without room anywhere, what is there is the answer all the same.
+    for (const edge of site.edges) edge.mode = 'refuse';
+    expect((await site.create({ requestId: 'other' })).body.id).toBe(taken.body.id);
+    expect((await site.create({ requestId: 'once' })).status).toBe(410);
+    expect((await site.create({ requestId: 'none' })).body.error.code).toBe('PLACEMENT_NO_ROOM');
+    expect(await site.used()).toBe(1);
+  });
+
+  it('lets nobody share the machine who may not', async () => {
+    const token = await member(site, 'root/free', ['developer']);
+    for (const shared of [{ network: { mode: 'host' } }, { userns: 'host' }]) {
+      const denied = await site.create({ ...shared, project: 'root/free' }, { token });
+      expect(denied).toMatchObject({ status: 403, body: { error: { code: 'IAM_DENIED' } } });
+      expect(denied.body.error.message).toContain('sandbox.host');
+      const lines = await site.ask('/v1/sandboxes/batch', {
+        method: 'POST',
+        token,
+        body: { request: { image: 'small:1', ...shared }, count: 2 },
+      });
+      for (const line of (await lines.text()).trim().split('\n'))
+        expect(JSON.parse(line).error.code).toBe('IAM_DENIED');
+      const { body, status } = await site.create({ ...shared, project: 'root/free' });
+      expect(status).toBe(201);
+      // Nor by a fork of one that somebody else has made.
+      Object.assign(site.edges.find((one) => one.edge === body.edge)!.sandboxes.get(body.name)!, shared);
+      const fork = await site.json(`/v1/sandboxes/${body.id}/fork`, { method: 'POST', token, body: {} });
+      expect(fork.body.error.code).toBe('IAM_DENIED');
+    }
+    expect((await site.create({ network: { mode: 'none' } }, { token })).status).toBe(201);
+  });
+
+  it('packs into names of the sandbox’s project alone', async () => {
+    const store = await openStore(`file://${site.folder}/store`);
+    expect(await packTarget(store, 'root/a', 'work:1')).toBe('root/a/work:1');
+    expect(await packTarget(store, 'root/a', 'root/a/work:1')).toBe('root/a/work:1');
+    for (const name of ['root/b/work:1', 'root/a/b/work:1', 'b/work:1', '/work:1', '../work:1', 'root/work:1']) {
+      await expect(packTarget(store, 'root/a', name)).rejects.toMatchObject({ code: 'API_IMAGE_NAME', http: 400 });
+    }
+    const token = await member(site, 'root/packs', ['developer']);
+    const { body } = await site.create({}, { token });
+    const edge = site.edges.find((one) => one.edge === body.edge)!;
+    const pack = (name: string) =>
+      site.json(`/v1/sandboxes/${body.id}/pack-diff`, { method: 'POST', token, body: { name } });
+    expect((await pack('small:1')).status).toBe(200);
+    expect(JSON.parse(edge.heard.at(-1)!.body).name).toBe('root/packs/small:1');
+    expect((await pack('root/other/small:1')).body.error.code).toBe('API_IMAGE_NAME');
+    const fork = (snapshot: string) =>
+      site.json(`/v1/sandboxes/${body.id}/fork`, { method: 'POST', token, body: { snapshot } });
+    expect((await fork('root/other/small:1')).body.error.code).toBe('API_IMAGE_NAME');
+  });
+
+  it('says why a sandbox has gone, for programs', async () => {
+    const { body } = await site.create();
+    const edge = site.edges.find((one) => one.edge === body.edge)!;
+    edge.ended.set(body.name, { reason: 'expired', detail: 'its time was up at noon' });
+    edge.sandboxes.delete(body.name);
+    site.api.parts.owners.forget(body.id);
+    const gone = await site.json(`/v1/sandboxes/${body.id}`);
+    expect(gone).toMatchObject({ status: 410, body: { error: { code: 'SANDBOX_GONE', reason: 'expired' } } });
+    expect(gone.body.error.message).toContain('its time was up at noon');
+    const never = await site.json(`/v1/sandboxes/never.${edge.edge}`);
+    expect(never.status).toBe(410);
+    expect('reason' in never.body.error).toBe(false);
+  });
+});
+
+async function member(site: ApiSite, project: string, grants: string[]): Promise<string> {
+  const name = `of-${project.replace(/\W/g, '-')}`;
+  await site.json('/v1/projects', { method: 'POST', body: { path: project } });
+  await site.json('/v1/principals', { method: 'POST', body: { name, kind: 'user', project } });
+  await site.json('/v1/policies', { method: 'POST', body: { principal: name, project, grants } });
+  const made = await site.json('/v1/tokens', { method: 'POST', body: { principal: name, project, grants } });
+  expect(made.status).toBe(201);
+  return made.body.secret as string;
+}

@@ -1,0 +1,28 @@
+/** A tap: a link of this machine whose other end is a process, here a virtual machine. It stays without one, until it is removed like any link. */
+import { closeSync, constants, openSync } from 'node:fs';
+import { type Call, call } from './libc.ts';
+
+const IOCTL_ARG: Call = { name: 'ioctl', result: 'int', args: ['int', 'ulong', 'ulong'] };
+const IOCTL_POINTER: Call = { name: 'ioctl', result: 'int', args: ['int', 'ulong', 'void*'] };
+const TUN = '/dev/net/tun';
+const TUNSETIFF = 0x400454ca;
+const TUNSETPERSIST = 0x400454cb;
+const IFF_TAP = 0x0002;
+const IFF_NO_PI = 0x1000;
+/** Large packets go through as they are. */
+const IFF_VNET_HDR = 0x4000;
+const NAME_BYTES = 16;
+
+/** One that is there is left as it is. @throws SyscallError, where there is no /dev/net/tun too */
+export function makeTap(name: string): void {
+  const fd = openSync(TUN, constants.O_RDWR);
+  try {
+    const request = Buffer.alloc(40);
+    request.write(name, 0, NAME_BYTES - 1, 'latin1');
+    request.writeUInt16LE(IFF_TAP | IFF_NO_PI | IFF_VNET_HDR, NAME_BYTES);
+    call(IOCTL_POINTER, [fd, TUNSETIFF, request], name);
+    call(IOCTL_ARG, [fd, TUNSETPERSIST, 1], name);
+  } finally {
+    closeSync(fd);
+  }
+}

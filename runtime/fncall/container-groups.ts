@@ -1,0 +1,71 @@
+/**
+ * Control groups of a container. Limits of a task are on a group of the task alone, below the container's own, which the program in the container makes
+ * and removes: through descriptors of these folders, which belong to its root then. Only the hierarchies that count something are gone through.
+ */
+import { chownSync, writeFileSync } from 'node:fs';
+import { limitWritesIn, type SandboxCgroup, sandboxCgroups, sandboxHierarchies } from '../backend/sandbox-cgroups.ts';
+import type { PoolOptions } from './pool-spec.ts';
+import type { GroupFileWrite, GroupPlan } from './task-wire.ts';
+
+export interface ContainerGroups {
+  readonly groups: readonly SandboxCgroup[];
+  readonly plan: GroupPlan;
+  /** What a task's group is told. */
+  writes(limits: { readonly memoryBytes: number; readonly pids: number }): GroupFileWrite[];
+}
+
+/** @throws RUNTIME_START_FAILED, RUNTIME_LIMIT_UNAVAILABLE */
+export function containerGroups(id: string, { cpus }: PoolOptions): ContainerGroups {
+  const hierarchies = sandboxHierarchies();
+  const plain = sandboxCgroups(id, undefined, { agent: true });
+  const groups = plain.map((group, i) => ({
+    ...group,
+    writes: [...group.writes, ...limitWritesIn(hierarchies[i]!, ['cpu'], { cpus }, undefined)],
+  }));
+  const holding = (controller: string) => hierarchies.findIndex(({ controllers }) => controllers.includes(controller));
+  const [memory, pids] = [holding('memory'), holding('pids')];
+  const v2 = hierarchies.findIndex(({ version }) => version === 2);
+  const cpu = v2 >= 0 ? v2 : holding('cpuacct');
+  const isV2 = (number: number) => hierarchies[number]?.version === 2;
+  const place = (number: number, v1File: string, v2File: string) =>
+    number < 0 ? undefined : ([number, isV2(number) ? v2File : v1File] as const);
+  const dirs = [...new Set([memory, pids, cpu].filter((number) => number >= 0))];
+  return {
+    groups,
+    plan: {
+      dirs,
+      peak: place(memory, 'memory.max_usage_in_bytes', 'memory.peak'),
+      killed: place(memory, 'memory.oom_control', 'memory.events'),
+      cpu: place(cpu, 'cpuacct.usage', 'cpu.stat'),
+    },
+    writes({ memoryBytes, pids: most }) {
+      const limits = { memoryBytes, memorySwapBytes: memoryBytes, pids: most };
+      return dirs.flatMap((dir) =>
+        limitWritesIn(hierarchies[dir]!, ['memory', 'pids'], limits, undefined, true).map(
+          ([file, value]): GroupFileWrite => [dir, file, value],
+        ),
+      );
+    },
+  };
+}
+
+/** From here on the container's root may make groups in them. Its first process runs. */
+export function giveGroups({ groups, plan }: ContainerGroups, idBase: number | undefined): void {
+  for (const dir of plan.dirs) {
+    const { folder, leaf } = groups[dir]!;
+    if (leaf !== undefined) {
+      for (const controller of ['memory', 'pids', 'cpu']) {
+        try {
+          writeFileSync(`${folder}/cgroup.subtree_control`, `+${controller}`);
+        } catch {
+          // Not to be had here; what depends on it says so.
+        }
+      }
+    }
+    if (idBase === undefined) continue;
+    chownSync(folder, idBase, idBase);
+    for (const file of leaf === undefined ? [] : ['cgroup.procs', 'cgroup.subtree_control']) {
+      chownSync(`${folder}/${file}`, idBase, idBase);
+    }
+  }
+}

@@ -1,0 +1,121 @@
+/** What is the same for all tasks of a container, and how the program that takes them is isolated itself. */
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { readConfig } from '#imagesvc';
+import { projectRoot } from '../backend/agent-binary.ts';
+import type { LaunchSpec } from '../backend/backend.ts';
+import { compiledFilter } from '../backend/launch-order.ts';
+import { type OciSpec, ociSpec } from '../backend/oci-spec.ts';
+import { defaultSeccompProfile } from '../backend/seccomp-profile.ts';
+import type { ContainerGroups } from './container-groups.ts';
+import type { ContainerSpec, PoolEnvironment, PoolOptions } from './pool-spec.ts';
+import { DEFAULT_LIMITS } from './task.ts';
+import type { TaskPlan } from './task-wire.ts';
+
+/** Where a task's programs start, and where relative paths lead. */
+export const TASK_FOLDER = '/work';
+export const TASK_HOME = '/home/sandbox';
+const TASK_ID = 1000;
+
+/** Empty for each task, on one tmpfs. Everything else is read-only. */
+export const PRIVATE_FOLDERS = [
+  { path: '/tmp', mode: 0o1777 },
+  { path: '/var/tmp', mode: 0o1777 },
+  { path: '/dev/shm', mode: 0o1777 },
+  { path: '/run', mode: 0o755 },
+  { path: TASK_HOME, mode: 0o700 },
+  { path: TASK_FOLDER, mode: 0o755 },
+] as const;
+
+/** New namespaces of mounts, message queues, processes and networks. */
+const NAMESPACES = 0x20000n | 0x8000000n | 0x20000000n | 0x40000000n;
+const INODES = 65_536;
+
+/** It makes the tasks' namespaces, so it may mount and enter; it runs nothing of theirs itself. */
+const CAPABILITIES = [
+  'CAP_CHOWN',
+  'CAP_DAC_OVERRIDE',
+  'CAP_FOWNER',
+  'CAP_KILL',
+  'CAP_NET_ADMIN',
+  'CAP_SETGID',
+  'CAP_SETPCAP',
+  'CAP_SETUID',
+  'CAP_SYS_ADMIN',
+  'CAP_SYS_CHROOT',
+  'CAP_SYS_PTRACE',
+];
+
+/** /proc stays whole: it is the tasks' own that is masked, and in a user namespace the kernel makes another one only beside a whole one. */
+export function taskOci(spec: LaunchSpec): OciSpec {
+  const oci = ociSpec(spec);
+  const set = {
+    bounding: CAPABILITIES,
+    effective: CAPABILITIES,
+    permitted: CAPABILITIES,
+    inheritable: [],
+    ambient: [],
+  };
+  return {
+    ...oci,
+    process: { ...oci.process, capabilities: set, apparmorProfile: undefined },
+    linux: { ...oci.linux, maskedPaths: oci.linux.maskedPaths.filter((path) => !inProc(path)), readonlyPaths: [] },
+  };
+}
+
+const inProc = (path: string) => path.startsWith('/proc/');
+
+export async function taskPlan({ environment, options }: ContainerSpec, groups: ContainerGroups): Promise<TaskPlan> {
+  const { maskedPaths, readonlyPaths } = ociSpec({
+    id: 'x',
+    folder: '/',
+    root: '/',
+    hostname: 'x',
+    network: 'none',
+    binds: [],
+    process: { args: ['x'], env: [], cwd: '/', uid: 0, gid: 0, additionalGids: [], terminal: false },
+    stdio: 'inherit',
+  }).linux;
+  const { python } = options;
+  return {
+    uid: TASK_ID,
+    gid: TASK_ID,
+    diskBytes: DEFAULT_LIMITS.diskBytes,
+    inodes: INODES,
+    namespaces: NAMESPACES,
+    privateFolders: PRIVATE_FOLDERS.map(({ path, mode }) => [path, mode] as const),
+    masked: maskedPaths.filter(inProc),
+    readOnly: readonlyPaths.filter(inProc),
+    groups: groups.plan,
+    seccomp: compiledFilter(defaultSeccompProfile()),
+    zygote: python === undefined ? undefined : zygote(options, await imageEnvironment(environment)),
+  };
+}
+
+function zygote({ python, env = [] }: PoolOptions, image: readonly string[]): NonNullable<TaskPlan['zygote']> {
+  const program = readFileSync(join(projectRoot(), 'runtime/fncall/zygote.py'), 'utf8');
+  const setup = { imports: python?.imports ?? [], namespaces: Number(NAMESPACES) };
+  return {
+    args: [python?.program ?? 'python3', '-c', program],
+    env: taskEnvironment(image, env),
+    setup: JSON.stringify(setup),
+  };
+}
+
+/** What the image says about the environment of programs. */
+export async function imageEnvironment({ store, base }: PoolEnvironment): Promise<readonly string[]> {
+  return (await readConfig(store, base)).config?.Env ?? [];
+}
+
+const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
+
+/** The last one to say something is right. */
+export function taskEnvironment(...lists: readonly (readonly string[])[]): string[] {
+  const all = new Map<string, string>();
+  for (const entry of [`PATH=${PATH}`, `HOME=${TASK_HOME}`, 'LANG=C.UTF-8', ...lists.flat()]) {
+    const end = entry.indexOf('=');
+    if (end > 0) all.set(entry.slice(0, end), entry.slice(end + 1));
+  }
+  all.set('HOME', TASK_HOME);
+  return [...all].map(([name, value]) => `${name}=${value}`);
+}

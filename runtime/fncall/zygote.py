@@ -1,0 +1,191 @@
+"""The interpreter that stays in a container of a FnCall pool; runtime/agent/src/task/zygote.rs is its other end.
+
+It imports what it is told to, and is forked for each task. A fork enters the task's namespaces, waits until it is in the task's control group, gives up
+its rights, and becomes `python FILE ARGUMENT...`, as far as a program can tell. This process itself never runs anything of a task.
+"""
+import atexit, ctypes, gc, importlib, io, json, os, random, resource, socket, struct, sys, time, types
+
+NEWPID = 0x20000000
+
+
+def text(data, at):
+    (length,) = struct.unpack_from('<I', data, at)
+    return os.fsdecode(data[at + 4:at + 4 + length]), at + 4 + length
+
+
+def texts(data, at):
+    (count,) = struct.unpack_from('<I', data, at)
+    found, at = [], at + 4
+    for _ in range(count):
+        one, at = text(data, at)
+        found.append(one)
+    return found, at
+
+
+def whole(channel, length):
+    data = b''
+    while len(data) < length:
+        part = channel.recv(length - len(data))
+        if not part:
+            os._exit(0)
+        data += part
+    return data
+
+
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+class Program(ctypes.Structure):
+    _fields_ = [('len', ctypes.c_ushort), ('filter', ctypes.c_char_p)]
+
+
+def stay():
+    """Returns in a fork, with the end of its socket and what it needs."""
+    with open(4, 'rb') as file:
+        file.seek(0)
+        setup = file.read()
+    uid, gid, length = struct.unpack_from('<III', setup)
+    rules = setup[12:12 + length]
+    config = json.loads(setup[12 + length:])
+    for name in config['imports']:
+        importlib.import_module(name)
+    libc = ctypes.CDLL(None, use_errno=True)
+    control = socket.socket(fileno=3)
+    own = os.open('/proc/self/ns/pid', os.O_RDONLY)
+    gc.collect()
+    gc.freeze()
+    control.send(b'r')
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1, 2)
+        if not data:
+            os._exit(0)
+        place, end = fds
+        check(libc.setns(place, NEWPID))
+        child = os.fork()
+        if child == 0:
+            break
+        check(libc.setns(own, NEWPID))
+        os.close(place)
+        os.close(end)
+        os.waitpid(child, 0)
+        control.send(b'w')
+    check(libc.setns(place, config['namespaces'] & ~NEWPID))
+    # Its parent is to be the first process of the task's namespaces, which ends it and counts what it used.
+    if os.fork() != 0:
+        os._exit(0)
+    while os.getppid() != 1:
+        time.sleep(0.0002)
+    channel = socket.socket(fileno=end)
+    channel.send(b'p' + struct.pack('<i', os.getpid()))
+    whole(channel, 1)
+    with open('/proc/self/oom_score_adj', 'w') as file:
+        file.write('500')
+    os.setsid()
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    check(libc.prctl(38, 1, 0, 0, 0))  # no_new_privs
+    check(libc.prctl(4, 1, 0, 0, 0))  # its own /proc/self belongs to it
+    channel.send(b'd')
+    return channel, libc, rules
+
+
+def become(channel, libc, rules):
+    """Takes up what the task says. The script's path."""
+    head, fds, _, _ = socket.recv_fds(channel, 4, 3)
+    if not head:
+        os._exit(0)
+    data = whole(channel, struct.unpack('<I', head + whole(channel, 4 - len(head)))[0])
+    args, at = texts(data, 0)
+    env, at = texts(data, at)
+    cwd, at = text(data, at)
+    (count,) = struct.unpack_from('<I', data, at)
+    at += 4
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    channel.detach()
+    os.closerange(3, 1024)
+    for _ in range(count):
+        which, soft, hard = struct.unpack_from('<IQQ', data, at)
+        at += 20
+        most = resource.getrlimit(which)[1] % 2 ** 64
+        known = lambda value: resource.RLIM_INFINITY if value >= 2 ** 63 else value
+        hard = min(hard, most)
+        resource.setrlimit(which, (known(min(soft, hard)), known(hard)))
+    os.chdir(cwd)
+    os.umask(0o022)
+    os.environ.clear()
+    for entry in env:
+        name, _, value = entry.partition('=')
+        os.environ[name] = value
+    time.tzset()
+    check(libc.prctl(22, 2, ctypes.byref(Program(len(rules) // 8, rules)), 0, 0))
+    sys.argv = args
+    sys.path[0] = os.path.dirname(os.path.abspath(args[0]))
+    random.seed()
+    for name in ('numpy.random', 'torch'):
+        if name in sys.modules:
+            sys.modules[name].seed()
+    stream = lambda fd, mode, **more: io.TextIOWrapper(open(fd, mode + 'b', closefd=False), encoding='utf-8', **more)
+    sys.stdin = sys.__stdin__ = stream(0, 'r')
+    sys.stdout = sys.__stdout__ = stream(1, 'w', write_through='PYTHONUNBUFFERED' in os.environ)
+    sys.stderr = sys.__stderr__ = stream(2, 'w', errors='backslashreplace', line_buffering=True)
+    return args[0]
+
+
+def hook(kind, value, trace):
+    """As if nothing had been before the script."""
+    while trace is not None and trace.tb_frame.f_globals is OWN:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, value.with_traceback(trace), trace)
+
+
+def run(script):
+    """The script as the main module; its exit status."""
+    module = types.ModuleType('__main__')
+    module.__file__ = script
+    module.__builtins__ = __builtins__
+    kept, sys.modules['__main__'] = sys.modules['__main__'], module
+    status = 0
+    try:
+        with open(script, 'rb') as file:
+            code = file.read()
+        exec(compile(code, script, 'exec', dont_inherit=True), module.__dict__)
+    except SystemExit as wanted:
+        status = status_of(wanted.code)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # What the interpreter does at its end, without taking apart what all forks share: that would copy each page of it.
+    try:
+        if 'threading' in sys.modules:
+            sys.modules['threading']._shutdown()
+        atexit._run_exitfuncs()
+        module.__dict__.clear()
+        gc.collect()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            status = status or 120
+    return status
+
+
+def status_of(code):
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xff
+    print(code, file=sys.stderr)
+    return 1
+
+
+OWN = globals()
+SCRIPT = become(*stay())
+sys.excepthook = hook
+os._exit(run(SCRIPT))

@@ -1,0 +1,368 @@
+/**
+ * A sandbox that is a whole machine with a disk of its own: any operating system, no agent of ours inside. What it is asked goes by its screen, its
+ * keyboard and its serial console; what only an agent can do fails with RUNTIME_UNSUPPORTED.
+ *
+ * Paused, its memory and devices are a snapshot in its folder, and no process is left. The order keeps disk and memory of one moment: a machine whose
+ * record says `paused` never ran since the snapshot.
+ */
+import { existsSync, mkdirSync, readFileSync } from 'node:fs';
+import { readdir, rm } from 'node:fs/promises';
+import { connect } from 'node:net';
+import { basename, join } from 'node:path';
+import type { Duplex } from 'node:stream';
+import { failPoint, messageOf } from '#base';
+import type { CommandTrees } from '../../aether/agent-channel.ts';
+import type { KeeperChannel } from '../../aether/keeper-channel.ts';
+import type { KeptCommand } from '../../aether/kept-command.ts';
+import { fail } from '../../errors.ts';
+import { AgentSandbox, type AgentSandboxParts, endNow } from '../../node/agent-sandbox.ts';
+import type { Capability } from '../../sandbox-api/capabilities.ts';
+import type { SandboxFiles } from '../../sandbox-api/files.ts';
+import type { AllLimits } from '../../sandbox-api/limits.ts';
+import type { PauseReport, SandboxEnd } from '../../sandbox-api/sandbox.ts';
+import type { ShellSession } from '../../sandbox-api/shell.ts';
+import type { SandboxUsage } from '../../sandbox-api/usage.ts';
+import type { FileWatch } from '../../sandbox-api/watch.ts';
+import { machineSockets } from '../qemu/arguments.ts';
+import type { QemuDriver } from '../qemu/qemu-driver.ts';
+import { readSnapshot } from '../snapshot/snapshot-folder.ts';
+import type { RunningVm, VmConsole, VmSpec } from '../vm-driver.ts';
+import { type MachineFacts, VNC_PORT } from './machine-facts.ts';
+import { act, type ScreenAction, screenshot } from './screen.ts';
+
+export const FULL_VM = 'vm';
+export const FULL_VM_FEATURES: ReadonlySet<Capability> = new Set<Capability>([
+  'resident',
+  'pause',
+  'classes',
+  'cpu-limit',
+  'memory-limit',
+  'usage',
+  'screen',
+  'console',
+]);
+
+const NOBODY = { toAgent() {}, cancel() {} };
+const NO_TREES: CommandTrees = {
+  groupOf: () => undefined,
+  killAll: async () => {},
+  killOthers: async () => {},
+  remove() {},
+  outOfMemoryCount: () => 0,
+  thaw() {},
+};
+/** Ticks of /proc/PID/stat. */
+const TICK_USEC = 10_000;
+const PAGE = 4096;
+
+export interface FullVmParts extends AgentSandboxParts {
+  readonly keeper: KeeperChannel;
+  readonly keptId: number;
+  readonly driver: () => QemuDriver;
+}
+
+export function machineFolder(sandboxFolder: string): string {
+  return join(sandboxFolder, 'machine');
+}
+
+export class FullVmSandbox extends AgentSandbox {
+  private readonly own: FullVmParts;
+  private readonly folder: string;
+  private vm: RunningVm | undefined;
+  /** Pauses and resumes, one after the other. */
+  private turn: Promise<unknown> = Promise.resolve();
+  /** The machine's process goes, and the sandbox does not end with it. */
+  private suspending = false;
+
+  constructor(parts: FullVmParts) {
+    super(parts, FULL_VM_FEATURES, NOBODY, NO_TREES);
+    this.own = parts;
+    this.folder = machineFolder(parts.places.folder);
+    const ignore = () => {};
+    parts.keeper.listen(parts.keptId, {
+      started: ignore,
+      ended: ignore,
+      failed: ignore,
+      frame: ignore,
+      lost: () => this.endAs(endNow('lost', 'the process that kept it has died')),
+    });
+  }
+
+  /** Its disk is there. @throws VM_START, VM_UNSUPPORTED */
+  async begin(): Promise<void> {
+    mkdirSync(this.folder, { recursive: true, mode: 0o700 });
+    try {
+      this.adopt(await this.own.driver().start(this.spec()));
+      failPoint('machine-started');
+      this.note({}, { machine: { ...this.machine, ready: true } });
+      this.noteReady.resolve();
+    } catch (error) {
+      this.giveUp(error as Error);
+      throw error;
+    }
+  }
+
+  /** It will never begin. */
+  giveUp(error: Error): void {
+    this.noteReady.reject(error);
+    this.endAs(endNow('failed', messageOf(error)));
+  }
+
+  /** After a restart of the service. */
+  async takeUp(): Promise<void> {
+    this.noteReady.resolve();
+    const { driver } = this.own;
+    if (this.isPaused) return driver().sweep(this.folder);
+    const found = await driver().find(this.folder);
+    if (found === undefined) return this.hasEnded(endNow('lost', 'its machine has ended while nobody looked'));
+    this.adopt(found);
+    // It was being paused, or had just been resumed.
+    if ((await found.state()) === 'stopped') await found.cont();
+  }
+
+  override leave(): void {
+    super.leave();
+    this.vm?.detach?.();
+  }
+
+  /** What it shows now, as PNG. A paused one is resumed. */
+  screenshot(): Promise<Buffer> {
+    return this.use(async () => screenshot(this.host()));
+  }
+
+  /** @throws VM_INPUT */
+  act(actions: readonly ScreenAction[]): Promise<void> {
+    return this.use(async () => act(this.host(), actions));
+  }
+
+  async console(): Promise<VmConsole> {
+    return this.use(async () => this.running().console);
+  }
+
+  override async connect(port: number): Promise<Duplex> {
+    if (port !== VNC_PORT) throw this.unsupported('ports');
+    return this.use(async () => {
+      const socket = connect(machineSockets(this.running().folder).vnc);
+      await new Promise<void>((resolve, reject) => {
+        socket.once('connect', resolve);
+        socket.once('error', (error) => {
+          reject(fail('RUNTIME_PORT_CLOSED', { port, name: this.name, reason: messageOf(error) }, error));
+        });
+      });
+      return socket;
+    });
+  }
+
+  pause(): Promise<PauseReport> {
+    return this.inTurn(async () => {
+      this.refuseEnded();
+      const since = this.record.resident!.pausedAt;
+      if (since !== undefined) return { pausedAt: since, beforeBytes: 0, afterBytes: 0 };
+      const vm = this.running();
+      const beforeBytes = residentBytes(vm.pid);
+      const before = this.machine.state;
+      const state = (before ?? 0) + 1;
+      await vm.snapshot(this.statePath(state), before === undefined ? {} : { base: this.statePath(before) });
+      failPoint('machine-saved');
+      const pausedAt = new Date().toISOString();
+      try {
+        this.note({ pausedAt }, { machine: { ...this.machine, state } });
+      } catch (error) {
+        // On a full disk. What nobody knows of is not there.
+        await rm(this.statePath(state), { recursive: true, force: true });
+        await vm.cont();
+        throw error;
+      }
+      this.suspending = true;
+      this.vm = undefined;
+      await vm.kill();
+      failPoint('machine-paused');
+      this.suspending = false;
+      await this.removeOldStates();
+      return { pausedAt, beforeBytes, afterBytes: 0 };
+    });
+  }
+
+  resume(): Promise<void> {
+    return this.inTurn(async () => {
+      this.refuseEnded();
+      const { pausedAt, stoodMs = 0 } = this.record.resident!;
+      if (pausedAt === undefined) return;
+      const vm = await this.own.driver().restore(this.spec(), this.statePath(this.machine.state!));
+      failPoint('machine-restored');
+      this.adopt(vm);
+      const stood = Math.max(0, Date.now() - Date.parse(pausedAt));
+      // Before it moves: from here on the snapshot and its disk are of two moments.
+      this.note({ pausedAt: undefined, stoodMs: stoodMs + stood });
+      await vm.cont();
+    });
+  }
+
+  override get files(): SandboxFiles {
+    return new Proxy({} as SandboxFiles, {
+      get: () => async () => {
+        throw this.unsupported('files');
+      },
+    });
+  }
+  override async exec(): Promise<KeptCommand> {
+    throw this.unsupported('commands');
+  }
+  override async openShell(): Promise<ShellSession> {
+    throw this.unsupported('sessions');
+  }
+  override async watch(): Promise<FileWatch> {
+    throw this.unsupported('files');
+  }
+  async whileStill<T>(): Promise<T> {
+    throw this.unsupported('fork');
+  }
+  async update(): Promise<AllLimits> {
+    throw this.unsupported('update');
+  }
+
+  async usage(): Promise<SandboxUsage> {
+    this.refuseEnded();
+    const { pid } = this.vm ?? {};
+    const resident = pid === undefined ? 0 : residentBytes(pid);
+    return {
+      atMs: Date.now(),
+      cpuUsec: pid === undefined ? 0 : processorUsec(pid),
+      memory: { usedBytes: resident, totalBytes: resident, outOfMemory: 0 },
+      pids: pid === undefined ? 0 : 1,
+      io: { readBytes: 0, writeBytes: 0, reads: 0, writes: 0 },
+      limits: this.record.limits ?? {},
+    };
+  }
+
+  protected get isPaused(): boolean {
+    return this.record.resident!.pausedAt !== undefined;
+  }
+
+  protected wake(): void {
+    this.resume().catch(() => {});
+  }
+
+  protected kill(): void {
+    this.endAs(this.knownEnd(false) ?? endNow('killed', 'its machine was ended'));
+  }
+
+  protected async prepareStop(): Promise<void> {
+    // Of one that is paused nobody waits for anything.
+    await this.vm?.powerDown().catch(() => {});
+  }
+
+  protected hasProcesses(): boolean {
+    return this.vm !== undefined;
+  }
+
+  protected whenEnded(): void {}
+
+  protected async dismantle(): Promise<void> {
+    await this.own.driver().sweep(this.folder);
+    await rm(this.folder, { recursive: true, force: true });
+  }
+
+  protected release(): void {
+    this.own.keeper.forget(this.own.keptId);
+  }
+
+  private get machine(): MachineFacts {
+    return this.record.machine!;
+  }
+
+  /** @throws RUNTIME_SANDBOX_GONE */
+  private running(): RunningVm {
+    this.refuseEnded();
+    if (this.vm === undefined)
+      throw fail('RUNTIME_SANDBOX_GONE', { name: this.name, reason: 'its machine is being ended' });
+    return this.vm;
+  }
+
+  private host() {
+    const { folder, qmp } = this.running();
+    return { folder, qmp: qmp! };
+  }
+
+  private spec(): VmSpec {
+    const { firmware, width, height, cpus, memoryBytes } = this.machine;
+    const serviceClass = this.record.resident?.class;
+    return {
+      id: this.record.id,
+      folder: this.folder,
+      boot: { firmware },
+      cpus,
+      memoryBytes,
+      memoryFile: `/dev/shm/dsec-vm-${this.record.id}`,
+      drives: [
+        {
+          id: 'root',
+          source: { file: diskPath(this.own.places.folder), format: 'qcow2' },
+          readOnly: false,
+          transport: 'blk',
+          bootable: true,
+        },
+      ],
+      display: { width, height },
+      ...(serviceClass === undefined ? {} : { serviceClass }),
+    };
+  }
+
+  private statePath(state: number): string {
+    return join(this.folder, `state-${state}`);
+  }
+
+  private adopt(vm: RunningVm): void {
+    this.vm = vm;
+    vm.ended.then(({ reason, detail }) => {
+      if (this.vm === vm) this.vm = undefined;
+      if (this.suspending) return;
+      const known = this.knownEnd(false);
+      const own = reason === 'guest' ? endNow('stopped', 'it switched itself off') : endNow('failed', detail);
+      this.hasEnded(known ?? own);
+    });
+  }
+
+  private endAs(end: SandboxEnd): void {
+    this.suspending = true;
+    this.hasEnded(end);
+  }
+
+  /** Those that the last one does not lie on. */
+  private async removeOldStates(): Promise<void> {
+    const { layerPaths } = await readSnapshot(this.statePath(this.machine.state!));
+    const needed = new Set(layerPaths.map((path) => basename(join(path, '..'))));
+    for (const name of await readdir(this.folder)) {
+      if (/^state-\d+(\.part)?$/.test(name) && !needed.has(name)) {
+        await rm(join(this.folder, name), { recursive: true, force: true });
+      }
+    }
+  }
+
+  private inTurn<T>(work: () => Promise<T>): Promise<T> {
+    const done = this.turn.then(work, work);
+    this.turn = done.catch(() => {});
+    return done;
+  }
+
+  private unsupported(capability: string): Error {
+    return fail('RUNTIME_UNSUPPORTED', { backend: FULL_VM, capability });
+  }
+}
+
+export function diskPath(sandboxFolder: string): string {
+  return join(sandboxFolder, 'disk.qcow2');
+}
+
+function residentBytes(pid: number): number {
+  return Number(fieldsOf(`/proc/${pid}/statm`)[1] ?? 0) * PAGE;
+}
+
+function processorUsec(pid: number): number {
+  const fields = fieldsOf(`/proc/${pid}/stat`).slice(-39);
+  return (Number(fields[0] ?? 0) + Number(fields[1] ?? 0)) * TICK_USEC;
+}
+
+function fieldsOf(path: string): string[] {
+  return existsSync(path) ? readFileSync(path, 'latin1').trim().split(' ') : [];
+}

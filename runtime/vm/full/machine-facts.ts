@@ -1,0 +1,28 @@
+/** What a full virtual machine is made of, beside its disk: as asked for, and as it is on record. */
+export const FIRMWARES = ['bios', 'uefi'] as const;
+export type Firmware = (typeof FIRMWARES)[number];
+
+export interface MachineWish {
+  /** `bios` by default. */
+  readonly firmware?: Firmware;
+  /** Of its screen; 1024 x 768 by default. */
+  readonly width?: number;
+  readonly height?: number;
+}
+
+export interface MachineFacts {
+  readonly firmware: Firmware;
+  readonly width: number;
+  readonly height: number;
+  readonly cpus: number;
+  readonly memoryBytes: number;
+  /** It has run: what made it has not failed half way. */
+  readonly ready?: boolean;
+  /** How often it was paused: names the folder of its last state. */
+  readonly state?: number;
+}
+
+export const SCREEN = { width: 1024, height: 768, least: 320, most: 4096 };
+export const MACHINE_MEMORY = 1024 * 1024 * 1024;
+/** Where it is found by `connect`, as if something listened there. */
+export const VNC_PORT = 5900;

@@ -1,0 +1,291 @@
+/**
+ * The host's end of a guest's link: frames to and from it, each once and in order, over a socket of its machine that may go and come back (another process
+ * of the machine after a resume, this service started anew). The other end is runtime/agent/src/guest/link.rs.
+ *
+ * - What is sent is numbered and kept until the guest says that it has it; after each connection the rest is sent again.
+ * - What comes has numbers too, and is said to be taken when it was handled: what a process before this one had handled and not said comes again, as
+ *   from the keeper. A guest says whatever it likes: what makes no sense ends it.
+ */
+import { randomBytes } from 'node:crypto';
+import { connect, type Socket } from 'node:net';
+import { messageOf } from '#base';
+import type { AgentChannel } from '../../aether/agent-channel.ts';
+import {
+  FRAME,
+  FrameParser,
+  frameBytes,
+  PayloadReader,
+  PayloadWriter,
+  PROTOCOL_VERSION,
+} from '../../backend/agent-wire.ts';
+import { LaunchFailure } from '../../backend/launcher-channel.ts';
+import { fail } from '../../errors.ts';
+import { MOST_TO_GUEST, PACKET, type Packet, PacketParser, packetBytes } from './packets.ts';
+
+export interface GuestEvents {
+  /** `made`: paths in its root that only mounts needed. */
+  started(made: readonly string[]): void;
+  failed(error: LaunchFailure): void;
+  /** Its agent has ended; status as waitpid has it. */
+  ended(status: number): void;
+  /** Of its agent. */
+  frame(kind: number, about: number, payload: Buffer): void;
+  /** It sent what cannot be understood, and is heard no more. */
+  broken(problem: string): void;
+}
+
+const HELLO_MS = 1_000;
+const CONNECT_AGAIN_MS = 20;
+const ZEROS = Buffer.alloc(MOST_TO_GUEST);
+const NOTHING = Buffer.alloc(0);
+const FRAME_HEADER = 9;
+
+export class GuestLink implements AgentChannel {
+  private readonly path: string;
+  private readonly events: GuestEvents;
+  private session = newSession();
+  private socket: Socket | undefined;
+  /** The guest has answered on this connection. */
+  private isOpen = false;
+  private isClosed = false;
+  private timer: NodeJS.Timeout | undefined;
+  private sent = 0;
+  private unsettled: { readonly number: number; readonly payload: Buffer }[] = [];
+  private waiting: (() => void)[] = [];
+  /** Of the guest's frames; 0: none in this session. */
+  private last = 0;
+  private tells = false;
+  private outOfMemory = 0;
+  private nextWork = 1;
+  private readonly working = new Map<number, { resolve(answer: Buffer): void; reject(error: Error): void }>();
+
+  /** @param path Unix socket that the machine listens on. */
+  constructor(path: string, events: GuestEvents) {
+    this.path = path;
+    this.events = events;
+    this.connect();
+  }
+
+  /** How often memory ran out in the guest. */
+  get outOfMemoryCount(): number {
+    return this.outOfMemory;
+  }
+
+  /** Once the guest is there it makes its root and starts its agent. */
+  launch(order: Buffer): void {
+    this.send(FRAME.launch, 0, order);
+  }
+
+  cancel(): void {
+    this.send(FRAME.cancel, 0, NOTHING);
+  }
+
+  toAgent(kind: number, about: number, payload: Buffer = NOTHING, group?: string): void {
+    const out = new PayloadWriter();
+    if (group !== undefined) out.bytes(group);
+    out.u8(kind).u32(about);
+    this.send(group === undefined ? FRAME.toAgent : FRAME.toAgentInGroup, 0, Buffer.concat([out.done(), payload]));
+  }
+
+  /** What guest/guest-work.ts writes. @throws GuestFailure, what the link was closed with */
+  work(payload: Buffer): Promise<Buffer> {
+    return new Promise((resolve, reject) => {
+      if (this.isClosed) return reject(gone());
+      const id = this.nextWork++;
+      this.working.set(id, { resolve, reject });
+      this.send(FRAME.guestWork, id, payload);
+    });
+  }
+
+  /** Resolves when the guest has all that was sent so far. */
+  settled(): Promise<void> {
+    return new Promise((resolve) => {
+      if (this.unsettled.length === 0) resolve();
+      else this.waiting.push(resolve);
+    });
+  }
+
+  /** The machine is going to be another process, with a socket at the same path. */
+  disconnect(): void {
+    clearTimeout(this.timer);
+    this.isOpen = false;
+    const socket = this.socket;
+    this.socket = undefined;
+    socket?.destroy();
+  }
+
+  /** @param fresh The guest goes on from another moment than that of the last frame that came. */
+  reconnect({ fresh = false }: { readonly fresh?: boolean } = {}): void {
+    if (fresh) {
+      this.session = newSession();
+      this.sent = 0;
+      this.last = 0;
+      const again = this.unsettled.splice(0);
+      for (const { payload } of again) this.unsettled.push({ number: ++this.sent, payload });
+    }
+    this.disconnect();
+    this.connect();
+  }
+
+  /** Nothing more is told. The guest goes on. */
+  close(): void {
+    if (this.isClosed) return;
+    this.isClosed = true;
+    this.disconnect();
+    for (const { reject } of this.working.values()) reject(gone());
+    this.working.clear();
+    for (const resolve of this.waiting.splice(0)) resolve();
+  }
+
+  private connect(): void {
+    if (this.isClosed) return;
+    const socket = connect({ path: this.path });
+    this.socket = socket;
+    const parser = new PacketParser();
+    socket.on('connect', () => {
+      socket.write(ZEROS);
+      this.greet();
+    });
+    socket.on('data', (bytes: Buffer) => {
+      if (this.socket !== socket) return;
+      try {
+        for (const packet of parser.push(bytes)) this.receive(packet);
+      } catch (error) {
+        this.close();
+        this.events.broken(messageOf(error));
+      }
+    });
+    socket.on('error', () => {});
+    socket.on('close', () => {
+      if (this.socket !== socket) return;
+      this.disconnect();
+      this.timer = setTimeout(() => this.connect(), CONNECT_AGAIN_MS).unref();
+    });
+  }
+
+  /** Until it answers: the guest may have yet to boot. */
+  private greet(): void {
+    clearTimeout(this.timer);
+    this.put(PACKET.hello, 0, NOTHING);
+    this.timer = setTimeout(() => {
+      if (!this.isOpen) this.greet();
+    }, HELLO_MS).unref();
+  }
+
+  private put(kind: number, number: number, payload: Buffer): void {
+    this.socket?.write(packetBytes({ kind, session: this.session, number, taken: this.last, payload }));
+  }
+
+  private send(kind: number, id: number, payload: Buffer): void {
+    if (this.isClosed) return;
+    const bytes = frameBytes(kind, id, payload);
+    for (let at = 0; at < bytes.length; at += MOST_TO_GUEST) {
+      const part = bytes.subarray(at, at + MOST_TO_GUEST);
+      this.unsettled.push({ number: ++this.sent, payload: part });
+      if (this.isOpen) this.put(PACKET.frames, this.sent, part);
+    }
+  }
+
+  private receive(packet: Packet): void {
+    if (packet.session !== this.session || this.isClosed) return;
+    const { kind, number, taken, payload } = packet;
+    this.settle(taken);
+    if (kind === PACKET.welcome) {
+      const version = new PayloadReader(payload).u32();
+      if (version !== PROTOCOL_VERSION) {
+        throw fail('RUNTIME_AGENT_PROTOCOL', {
+          problem: `the guest speaks version ${version}, not ${PROTOCOL_VERSION}`,
+        });
+      }
+      this.isOpen = true;
+      this.settle(number);
+      for (const one of this.unsettled) this.put(PACKET.frames, one.number, one.payload);
+      return;
+    }
+    if (kind !== PACKET.frames || number <= this.last) {
+      if (kind === PACKET.frames) this.tell();
+      return;
+    }
+    if (this.last !== 0 && number !== this.last + 1) {
+      // One was lost on its way: it sends them again.
+      this.greet();
+      return;
+    }
+    const [frame, ...more] = new FrameParser().push(payload);
+    if (frame === undefined || more.length > 0 || payload.length !== FRAME_HEADER + frame.payload.length) {
+      throw fail('RUNTIME_AGENT_PROTOCOL', { problem: 'a packet that is no frame' });
+    }
+    this.last = number;
+    this.handle(frame.kind, frame.id, frame.payload);
+    this.tell();
+  }
+
+  private handle(kind: number, id: number, payload: Buffer): void {
+    const reader = new PayloadReader(payload);
+    switch (kind) {
+      case FRAME.fromAgent:
+        this.events.frame(reader.u8(), reader.u32(), reader.rest());
+        return;
+      case FRAME.started: {
+        reader.u32();
+        this.events.started(reader.list(() => reader.bytes().toString('latin1')));
+        return;
+      }
+      case FRAME.failed:
+        this.events.failed(new LaunchFailure(reader.u8(), reader.i32(), reader.bytes().toString()));
+        return;
+      case FRAME.ended:
+        this.events.ended(reader.i32());
+        return;
+      case FRAME.outOfMemory:
+        this.outOfMemory = Number(reader.u64());
+        return;
+      case FRAME.guestDone: {
+        const waiting = this.working.get(id);
+        this.working.delete(id);
+        const errno = reader.i32();
+        if (errno === 0) waiting?.resolve(reader.rest());
+        else waiting?.reject(new GuestFailure(errno));
+        return;
+      }
+      default:
+        throw fail('RUNTIME_AGENT_PROTOCOL', { problem: `a frame of type ${kind} from the guest` });
+    }
+  }
+
+  /** What was handled needs no repetition; said once for all of a turn. */
+  private tell(): void {
+    if (this.tells) return;
+    this.tells = true;
+    queueMicrotask(() => {
+      this.tells = false;
+      if (this.isOpen) this.put(PACKET.taken, 0, NOTHING);
+    });
+  }
+
+  private settle(number: number): void {
+    let count = 0;
+    while (count < this.unsettled.length && this.unsettled[count]!.number <= number) count++;
+    if (count > 0) this.unsettled.splice(0, count);
+    if (this.unsettled.length === 0) for (const resolve of this.waiting.splice(0)) resolve();
+  }
+}
+
+/** errno of what a guest was asked for. */
+export class GuestFailure extends Error {
+  readonly errno: number;
+
+  constructor(errno: number) {
+    super(`errno ${errno}`);
+    this.errno = errno;
+  }
+}
+
+function gone(): Error {
+  return new Error('the link to the guest is closed');
+}
+
+function newSession(): bigint {
+  // 0 is none.
+  return randomBytes(8).readBigUInt64LE() | 1n;
+}

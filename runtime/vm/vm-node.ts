@@ -1,0 +1,52 @@
+/** Sandboxes of a node that are virtual machines: made, and found again by a process that comes after a killed one. */
+import { existsSync } from 'node:fs';
+import { failPoint, messageOf } from '#base';
+import type { AgentSandboxParts } from '../node/agent-sandbox.ts';
+import type { CreateOptions } from '../node/create-sandbox.ts';
+import { createVm } from './create-vm.ts';
+import { serveDisks } from './disk/upper-disk.ts';
+import type { RunningVm } from './vm-driver.ts';
+import { sandboxVmDriver } from './vm-drivers.ts';
+import { snapshotFolder } from './vm-pausing.ts';
+import { vmPlaces } from './vm-places.ts';
+import { VmSandbox } from './vm-sandbox.ts';
+
+/** @param agent Path of dsec-agent. @throws RUNTIME_*, VM_*, MOUNT_*, DISK_*; then whoever calls undoes it */
+export async function launchVm(
+  parts: AgentSandboxParts,
+  options: CreateOptions,
+  agent: string,
+  release: () => void,
+): Promise<VmSandbox> {
+  const { record, places, folders, network } = parts;
+  const driver = sandboxVmDriver();
+  const { vm, disks, order } = await createVm({ record, options, places, folders, network, driver, agent });
+  failPoint('create-launched');
+  const machine = vmPlaces(folders.runDir, record.id);
+  return new VmSandbox({ ...parts, driver, machine, vm, disks, order, release });
+}
+
+/** One that a process before this one had, to be taken up; undefined: it has gone. */
+export async function findVm(parts: AgentSandboxParts, release: () => void): Promise<VmSandbox | undefined> {
+  const { record, places, folders, network, onNote } = parts;
+  try {
+    const driver = sandboxVmDriver();
+    const machine = vmPlaces(folders.runDir, record.id);
+    const isPaused = record.resident?.pausedAt !== undefined && existsSync(snapshotFolder(places.folder));
+    let vm: RunningVm | undefined;
+    if (!isPaused) {
+      vm = await driver.find(machine.folder);
+      if (vm === undefined) return undefined;
+    } else {
+      // Beside a whole snapshot it was to end, or had not begun to run again.
+      await driver.sweep(machine.folder);
+    }
+    const disks = await serveDisks(places.folder, machine.diskSocket);
+    const { id, name, network: facts } = record;
+    if (facts?.mode === 'policy') await network.connectTap({ id, name, network: facts });
+    return new VmSandbox({ ...parts, driver, machine, vm, disks, release });
+  } catch (error) {
+    onNote?.(`${record.name} cannot be taken up, and is ended: ${messageOf(error)}`);
+    return undefined;
+  }
+}

@@ -1,0 +1,38 @@
+/** Whether sandboxes can be virtual machines on this node, and what they run on: for `dsec doctor`, and for what an edge tells of itself. */
+import { existsSync } from 'node:fs';
+import { findAgent } from '../backend/agent-binary.ts';
+import { findGuestKernel } from './guest/guest-kernel.ts';
+import { findQemu } from './qemu/accelerator.ts';
+import { sandboxVmDriver } from './vm-drivers.ts';
+
+export interface MicrovmSupport {
+  /** Why not. */
+  readonly problem?: string;
+  readonly hint?: string;
+  readonly driver?: string;
+  readonly accelerator?: 'kvm' | 'tcg';
+  /** Version of the guests' kernel. */
+  readonly kernel?: string;
+  /** Their network policies need it. */
+  readonly tap?: boolean;
+}
+
+/** @param probe Find out whether KVM works, too: that takes a moment. */
+export function microvmSupport(stateDir: string, { probe = true }: { readonly probe?: boolean } = {}): MicrovmSupport {
+  if (findQemu() === undefined) {
+    return {
+      problem: 'qemu-system-x86_64 is not installed',
+      hint: 'apt-get install --no-install-recommends qemu-system-x86',
+    };
+  }
+  const kernel = findGuestKernel(stateDir);
+  if (kernel === undefined) return { problem: 'there is no kernel for guests', hint: '`dsec vm kernel` fetches one' };
+  if (findAgent() === undefined) return { problem: 'dsec-agent is not built', hint: 'install rustc, then `npm start`' };
+  const driver = probe ? sandboxVmDriver() : undefined;
+  return {
+    driver: driver?.name,
+    accelerator: driver?.features.accelerator,
+    kernel: kernel.version,
+    tap: existsSync('/dev/net/tun'),
+  };
+}
