@@ -19,3 +19,10 @@ export function failPoint(name: string): void {
   if (process.env.DSEC_FAILPOINT === name) process.kill(process.pid, 'SIGKILL');
   if (fails?.(name) === true) throw new InjectedFault(`injected at ${name}`);
 }
+
+/** The same, once all that this turn has written is on its way. */
+export async function failPointSent(name: string): Promise<void> {
+  if (process.env.DSEC_FAILPOINT !== name && fails === undefined) return;
+  await new Promise((done) => setImmediate(done));
+  failPoint(name);
+}

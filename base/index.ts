@@ -4,6 +4,7 @@ export * from './digest.ts';
 export * from './error.ts';
 export * from './fail-point.ts';
 export { inParallel } from './in-parallel.ts';
+export { InTurn } from './in-turn.ts';
 export * from './process-entry.ts';
 export * from './progress.ts';
 export { Slots } from './slots.ts';

@@ -266,6 +266,13 @@ export const controlErrors = {
     exit: 6,
     http: 503,
   },
+  FNCALL_NODES: {
+    message: '{failed}; done on: {done}',
+    hint: 'ask again when these nodes answer: what is done stays as it is',
+    retryable: true,
+    exit: 1,
+    http: 502,
+  },
   FNCALL_NO_NODE: {
     message: 'no node of the cluster runs tasks now',
     hint: 'dsec nodes shows what the nodes have; dsec serve edge makes a machine one',

@@ -7,13 +7,14 @@ const IOCTL_POINTER: Call = { name: 'ioctl', result: 'int', args: ['int', 'ulong
 const TUN = '/dev/net/tun';
 const TUNSETIFF = 0x400454ca;
 const TUNSETPERSIST = 0x400454cb;
+const TUNSETOWNER = 0x400454cc;
 const IFF_TAP = 0x0002;
 const IFF_NO_PI = 0x1000;
 /** Large packets go through as they are. */
 const IFF_VNET_HDR = 0x4000;
 const NAME_BYTES = 16;
 
-/** One that is there is left as it is. @throws SyscallError, where there is no /dev/net/tun too */
+/** For this user alone: without an owner anybody who may open /dev/net/tun could be its other end. One that is there is left as it is. @throws SyscallError, where there is no /dev/net/tun too */
 export function makeTap(name: string): void {
   const fd = openSync(TUN, constants.O_RDWR);
   try {
@@ -21,6 +22,7 @@ export function makeTap(name: string): void {
     request.write(name, 0, NAME_BYTES - 1, 'latin1');
     request.writeUInt16LE(IFF_TAP | IFF_NO_PI | IFF_VNET_HDR, NAME_BYTES);
     call(IOCTL_POINTER, [fd, TUNSETIFF, request], name);
+    call(IOCTL_ARG, [fd, TUNSETOWNER, process.geteuid!()], name);
     call(IOCTL_ARG, [fd, TUNSETPERSIST, 1], name);
   } finally {
     closeSync(fd);

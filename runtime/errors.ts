@@ -383,6 +383,13 @@ export const runtimeErrors = {
     exit: 1,
     http: 410,
   },
+  VM_GUEST_SILENT: {
+    message: 'the guest of the sandbox has not answered in {seconds} s',
+    hint: 'it may be pressed for processors or memory, or hang; `dsec sandbox rm --force` ends it all the same',
+    retryable: true,
+    exit: 1,
+    http: 504,
+  },
   VM_INPUT: {
     message: 'screen: {problem}',
     hint: 'docs/vm.md has what can be typed and clicked; nothing of it was done',

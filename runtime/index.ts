@@ -50,7 +50,13 @@ export {
   type RunResult,
   runContainer,
 } from './sandbox/run-container.ts';
-export type { ImageReference, ResidentFacts, SandboxRecord, SandboxTag } from './sandbox/sandbox-record.ts';
+export {
+  type ImageReference,
+  type ResidentFacts,
+  randomSandboxName,
+  type SandboxRecord,
+  type SandboxTag,
+} from './sandbox/sandbox-record.ts';
 export {
   type KeptSandbox,
   listSandboxes,
@@ -67,7 +73,7 @@ export {
   type StopResult,
   stopSandbox,
 } from './sandbox/stop-sandbox.ts';
-export { SANDBOX_BACKENDS, type SandboxBackend } from './sandbox-api/backends.ts';
+export { MACHINE_SIZES, SANDBOX_BACKENDS, type SandboxBackend } from './sandbox-api/backends.ts';
 export { type Capability, isUnsupported, unsupported } from './sandbox-api/capabilities.ts';
 export type { ExecHandle, ExecResult, ExecSpec, OutputFrom, OutputPart } from './sandbox-api/exec.ts';
 export type { FileEntry, FileStatus, SandboxFiles, UploadSpec, UploadState } from './sandbox-api/files.ts';
@@ -105,4 +111,4 @@ export { fetchGuestKernel, type GuestKernel, KERNEL_SERIES } from './vm/guest/gu
 export { type GuestMemory, type GuestWrite, memoryGuestWrites, memoryKernelArguments } from './vm/guest-memory.ts';
 export { openQemuDriver } from './vm/qemu/qemu-driver.ts';
 export type { RunningVm, VmDrive, VmDriver, VmSpec } from './vm/vm-driver.ts';
-export { type MicrovmSupport, microvmSupport } from './vm/vm-support.ts';
+export { fullVmProblem, type MicrovmSupport, microvmSupport } from './vm/vm-support.ts';

@@ -7,6 +7,7 @@
  */
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDsecError, messageOf } from '#base';
+import { unsaidIn } from '../edge/sandbox-owner.ts';
 import { fail } from '../errors.ts';
 import type { Iam, Identity, Reservation } from '../iam/iam.ts';
 import type { Amounts } from '../placement/amounts.ts';
@@ -133,7 +134,7 @@ export class SandboxMaker {
     const images =
       workspace === undefined && toolkits.length === 0 ? [image] : [image, workspace ?? [], toolkits].flat(2);
     const from = performance.now();
-    const found = await layers.of(images);
+    const found = await layers.of(images, backend);
     this.observe('layers', from);
     const amounts = amountsOf(asked, defaults);
     const placement = { user, job, backend, amounts, labels, layers: found, alone };
@@ -337,7 +338,8 @@ export class SandboxMaker {
     return view;
   }
 
-  private async remove(edge: string, name: string): Promise<void> {
+  /** One that counts for nobody. What fails is noted. */
+  async remove(edge: string, name: string): Promise<void> {
     try {
       const path = `/v1/sandboxes/${encodeURIComponent(name)}?force=true`;
       await this.options.edges.ask(edge, { method: 'DELETE', path });
@@ -380,12 +382,13 @@ function isBegun({ existing, state, edge }: Reservation): boolean {
   return existing && state === 'pending' && edge === undefined;
 }
 
-/** What a sandbox counts as: its limits, else the defaults. */
+/** What a sandbox counts as: its limits, else the defaults, or of a virtual machine the size that it has then. */
 export function amountsOf(
-  asked: Pick<CreateAsked, 'cpus' | 'memoryBytes' | 'diskBytes'>,
+  asked: Pick<CreateAsked, 'cpus' | 'memoryBytes' | 'diskBytes' | 'backend'>,
   defaults: CreateDefaults,
 ): Amounts {
-  const { cpus, memoryBytes = defaults.memoryBytes, diskBytes = defaults.diskBytes } = asked;
-  const cpuMilli = cpus === undefined ? defaults.cpuMilli : Math.ceil(cpus * 1000);
+  const unsaid = unsaidIn(asked.backend ?? 'container', defaults);
+  const { cpus, memoryBytes = unsaid.memoryBytes, diskBytes = unsaid.diskBytes } = asked;
+  const cpuMilli = cpus === undefined ? unsaid.cpuMilli : Math.ceil(cpus * 1000);
   return { cpuMilli, memoryBytes, diskBytes, gpus: 0 };
 }

@@ -3,10 +3,18 @@
  * request. What is known of an outcome is told as PeerClient does it: SERVICE_UNREACHABLE is what nobody has taken, SERVICE_LOST what may have been done.
  */
 import type { ClientRequest, IncomingMessage } from 'node:http';
+import { isDsecError } from '#base';
 import { CREATE_STREAM, NDJSON } from '../edge/create-stream.ts';
 import { fail } from '../errors.ts';
 import { LineReader, LineWriter } from '../service-base/ndjson.ts';
-import { connectionProblem, type PeerError, thrownByPeer, thrownOf } from '../service-base/peer-client.ts';
+import {
+  connectionProblem,
+  isDistrust,
+  lostIn,
+  type PeerError,
+  thrownByPeer,
+  thrownOf,
+} from '../service-base/peer-client.ts';
 import type { EdgeConnections } from './edge-connection.ts';
 import type { EdgeSandbox } from './sandbox-view.ts';
 
@@ -43,7 +51,10 @@ export interface EdgeCreatesOptions {
 
 export class EdgeCreates {
   private readonly options: EdgeCreatesOptions;
+  /** That take more, by edge. */
   private readonly streams = new Map<string, CreateStream>();
+  /** Those too that take no more, and answer what is under way. */
+  private readonly all = new Set<CreateStream>();
   private readonly looking: NodeJS.Timeout;
 
   constructor(options: EdgeCreatesOptions) {
@@ -51,7 +62,7 @@ export class EdgeCreates {
     const { now = Date.now, answerMs = ANSWER_MS } = options;
     this.looking = setInterval(
       () => {
-        for (const stream of this.streams.values()) stream.look(now(), answerMs);
+        for (const stream of [...this.all]) stream.look(now(), answerMs);
       },
       Math.min(LOOK_MS, answerMs),
     ).unref();
@@ -73,10 +84,12 @@ export class EdgeCreates {
         // A connection that was used before may be closed already, and nobody could tell that from a creation that was lost.
         agent: false,
       });
-      const opened = new CreateStream(url, request, () => {
+      const opened = new CreateStream(edge, url, request, () => {
+        this.all.delete(opened);
         if (this.streams.get(edge) === opened) this.streams.delete(edge);
       });
       stream = opened;
+      this.all.add(opened);
       this.streams.set(edge, opened);
     }
     return stream.create(body, requestId, (this.options.now ?? Date.now)());
@@ -84,16 +97,17 @@ export class EdgeCreates {
 
   /** It is known to be away: whoever waits for its answer need not wait until a connection notices. */
   lost(edge: string, reason: string): void {
-    this.streams.get(edge)?.break(reason);
+    for (const stream of [...this.all]) if (stream.edge === edge) stream.break(reason);
   }
 
   close(): void {
     clearInterval(this.looking);
-    for (const stream of [...this.streams.values()]) stream.break('this service is ending');
+    for (const stream of [...this.all]) stream.break('this service is ending');
   }
 }
 
 class CreateStream {
+  readonly edge: string;
   readonly url: string;
   /** Whether it takes one more. */
   takes = true;
@@ -103,15 +117,26 @@ class CreateStream {
   private readonly onGone: () => void;
   private last = 0;
   private usedMs = 0;
+  /** From here on lines may have arrived. */
+  private connected = false;
+  private answers = false;
 
-  constructor(url: string, request: ClientRequest, onGone: () => void) {
+  constructor(edge: string, url: string, request: ClientRequest, onGone: () => void) {
+    this.edge = edge;
     this.url = url;
     this.request = request;
     this.lines = new LineWriter(request);
     this.onGone = onGone;
     request.once('response', (answer) => this.answered(answer));
-    request.once('error', (error) => this.gone(connectionProblem(url, error)));
-    request.once('close', () => this.gone(connectionProblem(url, new Error('the connection was closed'))));
+    request.once('socket', (socket) => {
+      const connected = () => {
+        this.connected = true;
+      };
+      if (socket.connecting) socket.once(url.startsWith('https:') ? 'secureConnect' : 'connect', connected);
+      else connected();
+    });
+    request.once('error', (error) => this.gone(this.problem(error)));
+    request.once('close', () => this.gone(this.problem(new Error('the connection was closed'))));
     // What waits for a connection goes out with the first line.
     request.flushHeaders();
   }
@@ -133,7 +158,7 @@ class CreateStream {
   }
 
   break(reason: string): void {
-    this.gone(connectionProblem(this.url, new Error(reason)));
+    this.gone(lostIn(this.url, new Error(reason)));
     this.request.destroy();
   }
 
@@ -141,13 +166,25 @@ class CreateStream {
     for (const [n, { reject, atMs }] of this.waiting) {
       if (nowMs - atMs < answerMs) break;
       this.waiting.delete(n);
-      reject(connectionProblem(this.url, new Error(`no answer in ${Math.round(answerMs / 1000)} s`)));
+      reject(lostIn(this.url, new Error(`no answer in ${Math.round(answerMs / 1000)} s`)));
+      // Its connection may be one that nobody hears: what comes next gets another one.
+      this.finish();
     }
-    if (this.waiting.size === 0 && nowMs - this.usedMs > IDLE_MS) this.finish();
+    if (this.waiting.size > 0) return;
+    if (this.takes && nowMs - this.usedMs > IDLE_MS) this.finish();
+    else if (!this.takes && nowMs - this.usedMs > answerMs) this.break('it does not end');
+  }
+
+  /** Once there was a connection nobody can say that nothing was done; but an end that does not trust the other one has not listened. */
+  private problem(error: unknown): unknown {
+    const problem = connectionProblem(this.url, error);
+    const isTaken = this.answers || (this.connected && !isDistrust(error));
+    return isTaken && isDsecError(problem, 'SERVICE_UNREACHABLE') ? lostIn(this.url, error) : problem;
   }
 
   private answered(answer: IncomingMessage): void {
-    answer.on('error', (error) => this.gone(connectionProblem(this.url, error)));
+    this.answers = true;
+    answer.on('error', (error) => this.gone(this.problem(error)));
     if (answer.statusCode !== 200) {
       void this.refused(answer, answer.statusCode ?? 502);
       return;

@@ -5,13 +5,15 @@
  */
 import type { Static } from '@sinclair/typebox';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
-import { DsecError } from '#base';
+import { DsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import { TASK_BODY_BYTES } from '../fncall/fncall-routes.ts';
 import { FusionBody } from '../fncall/sandbox-fusion.ts';
 import { PoolBody, RunBody } from '../fncall/task-schemas.ts';
 import { ROOT } from '../iam/project-path.ts';
+import { whose } from './access.ts';
 import type { ApiParts } from './api-parts.ts';
+import { allowHostShared, askerOf } from './host-shared.ts';
 
 /** Longer than any task: its own limits end it. */
 const TASK_MS = 2 * 3_600_000;
@@ -24,7 +26,7 @@ export function fncallRoutes(app: FastifyInstance, parts: ApiParts): void {
   app.post('/v1/fncall/run', { ...large, schema: { body: RunBody } }, async (request, reply) => {
     const { project = request.identity.project, ...body } = request.body as Static<typeof RunBody>;
     await access.allow(request, 'sandbox.create', project);
-    if (body.store !== undefined) throw fail('SANDBOX_BAD_REQUEST', { problem: 'store: a cluster has its own' });
+    refuseStore(body);
     return anywhere(request, reply, '/v1/fncall/run', body);
   });
   app.post('/run_code', { ...large, schema: { body: FusionBody } }, async (request, reply) => {
@@ -42,16 +44,21 @@ export function fncallRoutes(app: FastifyInstance, parts: ApiParts): void {
   app.put('/v1/fncall/pools/:name', { schema: { body: PoolBody } }, async (request) => {
     const { name } = request.params as { name: string };
     await access.allow(request, 'node.drain', ROOT, name);
+    const body = request.body as Static<typeof PoolBody>;
+    // Whoever runs nodes may not share them with what runs there.
+    await allowHostShared(access, askerOf(request), body, ROOT);
+    refuseStore(body);
     const path = `/v1/fncall/pools/${encodeURIComponent(name)}`;
-    const body = request.body as object;
-    const made = await onEach((edge) => edges.ask<object>(edge, { method: 'PUT', path, body }));
+    const made = await audited(request, name, () =>
+      onEach((edge) => edges.ask<object>(edge, { method: 'PUT', path, body })),
+    );
     return made.map(({ edge, answer }) => ({ edge, ...answer }));
   });
   app.delete('/v1/fncall/pools/:name', async (request) => {
     const { name } = request.params as { name: string };
     await access.allow(request, 'node.drain', ROOT, name);
     const path = `/v1/fncall/pools/${encodeURIComponent(name)}`;
-    await onEach((edge) => edges.ask(edge, { method: 'DELETE', path }));
+    await audited(request, name, () => onEach((edge) => edges.ask(edge, { method: 'DELETE', path })));
     return { removed: name };
   });
 
@@ -91,11 +98,47 @@ export function fncallRoutes(app: FastifyInstance, parts: ApiParts): void {
     }
   }
 
+  /** @throws FNCALL_NO_NODE, what all nodes say, FNCALL_NODES where some have done it */
   async function onEach<T>(ask: (edge: string) => Promise<T>): Promise<{ edge: string; answer: T }[]> {
     const nodes = able(new Set());
     if (nodes.length === 0) throw fail('FNCALL_NO_NODE');
-    return Promise.all(nodes.map(async ({ edge }) => ({ edge, answer: await ask(edge) })));
+    const answers: { edge: string; answer: T }[] = [];
+    const failures: { edge: string; error: unknown }[] = [];
+    const one = async (edge: string) => {
+      try {
+        answers.push({ edge, answer: await ask(edge) });
+      } catch (error) {
+        failures.push({ edge, error });
+      }
+    };
+    await Promise.all(nodes.map(({ edge }) => one(edge)));
+    const [first] = failures;
+    if (first === undefined) return answers.sort((a, b) => (a.edge < b.edge ? -1 : 1));
+    const codes = new Set(failures.map(({ error }) => (error as { code?: unknown }).code));
+    if (answers.length === 0 && codes.size === 1) throw first.error;
+    const failed = failures.map(({ edge, error }) => `${edge}: ${messageOf(error)}`).join('; ');
+    const done = answers.map(({ edge }) => edge).join(', ') || 'none';
+    throw fail('FNCALL_NODES', { failed, done }, first.error);
   }
+
+  async function audited<T>(request: FastifyRequest, pool: string, work: () => Promise<T>): Promise<T> {
+    const { id: requestId, method, identity } = request;
+    const detail = { what: `${method} fncall pool` };
+    const entry = { ...whose(identity), action: 'node.drain', project: ROOT, target: pool, requestId, detail };
+    try {
+      const done = await work();
+      await access.audit({ ...entry, outcome: 'done' });
+      return done;
+    } catch (error) {
+      await access.audit({ ...entry, outcome: 'failed' }).catch((problem: unknown) => parts.note(String(problem)));
+      throw error;
+    }
+  }
+}
+
+/** @throws SANDBOX_BAD_REQUEST */
+function refuseStore({ store }: { readonly store?: string }): void {
+  if (store !== undefined) throw fail('SANDBOX_BAD_REQUEST', { problem: 'store: a cluster has its own' });
 }
 
 const ELSEWHERE: ReadonlySet<string> = new Set([

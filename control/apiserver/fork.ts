@@ -5,6 +5,7 @@
 import { type Static, Type } from '@sinclair/typebox';
 import type { FastifyRequest } from 'fastify';
 import { digestOf, isDsecError } from '#base';
+import { backendOf, unsaidIn } from '../edge/sandbox-owner.ts';
 import { fail } from '../errors.ts';
 import type { Reservation } from '../iam/iam.ts';
 import { ForkBody } from '../runtime-service/fork-sandbox.ts';
@@ -12,6 +13,7 @@ import { whose } from './access.ts';
 import type { ApiParts } from './api-parts.ts';
 import { gone } from './edges.ts';
 import { allowHostShared, askerOf, type Isolation } from './host-shared.ts';
+import { whileAsking } from './keep-asking.ts';
 import type { SandboxAddress } from './sandbox-id.ts';
 import { type EdgeSandbox, type SandboxView, viewOf } from './sandbox-view.ts';
 
@@ -33,7 +35,7 @@ interface EdgeFork {
 const AT_ONCE = 64;
 
 export async function forkSandbox(
-  { iam, access, edges, defaults, events }: ApiParts,
+  { iam, access, edges, defaults, events, maker, note }: ApiParts,
   request: FastifyRequest,
   { id, address, project }: { readonly id: string; readonly address: SandboxAddress; readonly project: string },
   asked: Static<typeof ForkRequest>,
@@ -53,9 +55,9 @@ export async function forkSandbox(
       throw gone(id, error);
     }
   };
-  const parent = await ask<EdgeSandbox & Isolation & { amounts?: Amounts }>('GET', '');
+  const parent = await ask<EdgeSandbox & Isolation & { amounts?: Amounts; backend?: string }>('GET', '');
   await allowHostShared(access, askerOf(request), parent, project);
-  const { cpuMilli, memoryBytes, diskBytes } = parent.amounts ?? defaults;
+  const { cpuMilli, memoryBytes, diskBytes } = parent.amounts ?? unsaidIn(backendOf(parent), defaults);
   const amounts = { sandboxes: 1, cpuMilli, memoryBytes, diskBytes };
   const user = request.identity.principal;
   // As long as it may be: cut short, two forks could be one.
@@ -85,7 +87,10 @@ export async function forkSandbox(
   }
   let forked: EdgeFork;
   try {
-    forked = await ask<EdgeFork>('POST', '/fork', { ...asked, reservations: reservations.map((one) => one.id) });
+    const pending = reservations.filter(({ state }) => state === 'pending').map((one) => one.id);
+    const all = reservations.map((one) => one.id);
+    const make = () => ask<EdgeFork>('POST', '/fork', { ...asked, reservations: all });
+    forked = await whileAsking({ iam, note }, pending, edge, make);
   } catch (error) {
     // Whether it made them is its roster's to say.
     if (isDsecError(error, 'EDGE_UNREACHABLE')) throw fail('CREATE_UNSETTLED', { edge }, error);
@@ -93,12 +98,20 @@ export async function forkSandbox(
     throw error;
   }
   const views = forked.sandboxes.map((told) => viewOf(edge, told));
-  await Promise.all(
+  const placed = await Promise.allSettled(
     views.map((view, at) => {
       const reservation = reservations[at];
       return reservation?.state === 'pending' ? iam.placed(reservation.id, edge, view.name) : undefined;
     }),
   );
+  const failed = placed.find((one) => one.status === 'rejected');
+  if (failed !== undefined) {
+    // It counts for nobody; and without a request id nobody learns of the others.
+    const uncounted = views.filter((_, at) => requestId === undefined || placed[at]?.status === 'rejected');
+    await Promise.all(uncounted.map(({ name: child }) => maker.remove(edge, child)));
+    if (requestId === undefined) await Promise.all(reservations.map((one) => iam.release(one.id)));
+    throw failed.reason;
+  }
   const entry = { ...whose(request.identity), action: 'sandbox.create', project, target: id, requestId: request.id };
   await access.audit({ ...entry, outcome: 'done', detail: { forks: count } });
   for (const view of views) events.created(view);

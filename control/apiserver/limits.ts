@@ -1,12 +1,15 @@
 /**
  * Other limits for a sandbox that runs: what it counts as changes with them. What grows is counted before its edge is asked, what shrinks afterwards, so
  * the quota holds at every moment; where it is not known what the edge has done, the larger of both counts until its roster tells (reconcile.ts).
+ *
+ * Of one sandbox a change at a time, and each touches what it names alone, here and on the edge: another instance may change the rest meanwhile.
  */
 import type { Static } from '@sinclair/typebox';
 import type { FastifyRequest } from 'fastify';
-import { isDsecError } from '#base';
-import { AMOUNTS_HEADER } from '../edge/sandbox-owner.ts';
-import { type Amounts, RESOURCES } from '../placement/amounts.ts';
+import { DsecError, InTurn, isDsecError, messageOf } from '#base';
+import { AMOUNTS_HEADER, amountsAfter, backendOf, unsaidIn } from '../edge/sandbox-owner.ts';
+import type { ResourceAmounts } from '../iam/iam.ts';
+import { type Amounts, larger, RESOURCES } from '../placement/amounts.ts';
 import type { LimitsBody } from '../runtime-service/limit-schemas.ts';
 import type { ApiParts } from './api-parts.ts';
 import type { CreateDefaults } from './create-sandbox.ts';
@@ -15,60 +18,84 @@ import type { SandboxAddress } from './sandbox-id.ts';
 import type { EdgeSandbox } from './sandbox-view.ts';
 
 type Changes = Static<typeof LimitsBody>;
+type Now = EdgeSandbox & { readonly amounts?: Amounts; readonly backend?: string };
 
-export async function changeLimits(
-  { iam, edges, defaults }: ApiParts,
-  request: FastifyRequest,
-  { id, address, reservation }: { id: string; address: SandboxAddress; reservation: string | undefined },
-  changes: Changes,
-): Promise<object> {
-  const { name, edge } = address;
-  const path = `/v1/sandboxes/${encodeURIComponent(name)}`;
-  const operation = request.headers['x-dsec-operation'];
-  const headers = {
-    'x-request-id': request.id,
-    ...(typeof operation === 'string' ? { 'x-dsec-operation': operation } : {}),
-  };
-  try {
-    const now = (await edges.ask<EdgeSandbox & { amounts?: Amounts }>(edge, { method: 'GET', path, headers })).amounts;
-    if (now === undefined || reservation === undefined) return await put({});
-    const next = changed(now, changes, defaults);
-    const most = atMost(now, next);
-    if (!same(most, now)) await iam.resize(reservation, counted(most));
-    let answer: object;
-    try {
-      answer = await put({ [AMOUNTS_HEADER]: JSON.stringify(next) });
-    } catch (error) {
-      // Nothing was changed, unless nobody knows.
-      if (!isDsecError(error, 'EDGE_UNREACHABLE') && !same(most, now)) await iam.resize(reservation, counted(now));
-      throw error;
-    }
-    if (!same(most, next)) await iam.resize(reservation, counted(next));
-    return answer;
-  } catch (error) {
-    throw gone(id, error);
+interface Target {
+  readonly id: string;
+  readonly address: SandboxAddress;
+  readonly reservation: string | undefined;
+}
+
+export class LimitChanges {
+  private readonly parts: Pick<ApiParts, 'iam' | 'edges' | 'defaults' | 'note'>;
+  private readonly turns = new InTurn<string>();
+
+  constructor(parts: Pick<ApiParts, 'iam' | 'edges' | 'defaults' | 'note'>) {
+    this.parts = parts;
   }
 
-  function put(more: Readonly<Record<string, string>>): Promise<object> {
-    const all = { ...headers, ...more };
-    return edges.ask<object>(edge, {
-      method: 'PUT',
-      path: `${path}/limits`,
-      body: changes,
-      headers: all,
-      timeoutMs: 0,
-    });
+  /** @throws IAM_QUOTA, SANDBOX_GONE, EDGE_*, as the sandbox's `update` */
+  change(request: FastifyRequest, target: Target, changes: Changes): Promise<object> {
+    return this.turns.run(target.id, () => this.changeNow(request, target, changes));
+  }
+
+  private async changeNow(
+    request: FastifyRequest,
+    { id, address, reservation }: Target,
+    changes: Changes,
+  ): Promise<object> {
+    const { iam, edges, defaults, note } = this.parts;
+    const { name, edge } = address;
+    const path = `/v1/sandboxes/${encodeURIComponent(name)}`;
+    const operation = request.headers['x-dsec-operation'];
+    const headers = {
+      'x-request-id': request.id,
+      ...(typeof operation === 'string' ? { 'x-dsec-operation': operation } : {}),
+    };
+    const put = (more: Readonly<Record<string, string>>) =>
+      edges.ask<object>(edge, {
+        method: 'PUT',
+        path: `${path}/limits`,
+        body: changes,
+        headers: { ...headers, ...more },
+        timeoutMs: 0,
+      });
+    // What is left wrong the roster corrects; it is no answer to whoever asked.
+    const settle = (amounts: Partial<ResourceAmounts>) =>
+      iam.resize(reservation!, amounts).catch((error: unknown) => note(`limits of ${id}: ${messageOf(error)}`));
+    try {
+      const told = await edges.ask<Now>(edge, { method: 'GET', path, headers });
+      const now = told.amounts;
+      if (now === undefined || reservation === undefined) return await put({});
+      const next = changed(now, changes, unsaidIn(backendOf(told), defaults));
+      const most = larger(now, next);
+      if (!same(most, now)) await iam.resize(reservation, named(most, changes));
+      let answer: object;
+      try {
+        answer = await put({ [AMOUNTS_HEADER]: JSON.stringify(next) });
+      } catch (error) {
+        // Nothing was changed, unless nobody knows.
+        const isKnown = error instanceof DsecError && !isDsecError(error, 'EDGE_UNREACHABLE');
+        if (isKnown && !same(most, now)) await settle(named(now, changes));
+        throw error;
+      }
+      if (!same(most, next)) await settle(named(next, changes));
+      return answer;
+    } catch (error) {
+      throw gone(id, error);
+    }
   }
 }
 
 /** Null and 0: without a limit it counts as the defaults say. */
-export function changed(now: Amounts, { cpus, memoryBytes, diskBytes }: Changes, defaults: CreateDefaults): Amounts {
-  return {
-    cpuMilli: cpus === undefined ? now.cpuMilli : cpus ? Math.ceil(cpus * 1000) : defaults.cpuMilli,
-    memoryBytes: memoryBytes === undefined ? now.memoryBytes : memoryBytes || defaults.memoryBytes,
-    diskBytes: diskBytes === undefined ? now.diskBytes : diskBytes || defaults.diskBytes,
+export function changed(now: Amounts, changes: Changes, defaults: CreateDefaults): Amounts {
+  const { cpus, memoryBytes, diskBytes } = changes;
+  return amountsAfter(now, changes, {
+    cpuMilli: cpus ? Math.ceil(cpus * 1000) : defaults.cpuMilli,
+    memoryBytes: memoryBytes || defaults.memoryBytes,
+    diskBytes: diskBytes || defaults.diskBytes,
     gpus: now.gpus,
-  };
+  });
 }
 
 /** As quotas count it. */
@@ -76,8 +103,13 @@ export function counted({ cpuMilli, memoryBytes, diskBytes }: Omit<Amounts, 'gpu
   return { sandboxes: 1, cpuMilli, memoryBytes, diskBytes };
 }
 
-function atMost(a: Amounts, b: Amounts): Amounts {
-  return Object.fromEntries(RESOURCES.map((resource) => [resource, Math.max(a[resource], b[resource])])) as Amounts;
+/** Of what the change names. */
+function named({ cpuMilli, memoryBytes, diskBytes }: Amounts, changes: Changes): Partial<ResourceAmounts> {
+  return {
+    ...(changes.cpus === undefined ? {} : { cpuMilli }),
+    ...(changes.memoryBytes === undefined ? {} : { memoryBytes }),
+    ...(changes.diskBytes === undefined ? {} : { diskBytes }),
+  };
 }
 
 function same(a: Amounts, b: Amounts): boolean {

@@ -81,6 +81,32 @@ const ROUTES: Readonly<Record<string, Described>> = {
   'GET /v1/images/:name': { summary: 'Layers, sizes and config of an image', answer: { type: 'object' } },
   'GET /v1/images/:name/stats': { summary: 'What of an image was ever read', answer: { type: 'object' } },
   'GET /v1/images/:name/stats.svg': { summary: 'The same as a map of its blobs', answer: text, type: 'image/svg+xml' },
+  'POST /v1/fncall/run': {
+    summary: 'Runs a task, which leaves nothing behind',
+    description: 'On one of the nodes that run tasks (docs/fncall.md). 429 with Retry-After when all are busy.',
+    answer: { type: 'object' },
+  },
+  'POST /run_code': {
+    summary: 'The same as SandboxFusion has it',
+    description: '`pool` in the query names a pool; `default` otherwise.',
+    answer: { type: 'object' },
+  },
+  'GET /v1/fncall/languages': {
+    summary: 'The languages of the table: how each is compiled and run',
+    answer: { type: 'object' },
+  },
+  'GET /v1/fncall/pools': {
+    summary: 'The pools of all nodes that run tasks',
+    answer: { type: 'array', items: { type: 'object' } },
+  },
+  'PUT /v1/fncall/pools/:name': {
+    summary: 'Makes a pool on every node that runs tasks, or changes it; needs node.drain',
+    answer: { type: 'array', items: { type: 'object' } },
+  },
+  'DELETE /v1/fncall/pools/:name': {
+    summary: 'Removes a pool from every node; needs node.drain',
+    answer: { type: 'object', properties: { removed: text } },
+  },
   'GET /v1/denied': {
     summary: 'Denied network attempts of the sandboxes that the caller may read',
     answer: listed('denied', { type: 'object' }, { unreachable: { type: 'array', items: text } }),

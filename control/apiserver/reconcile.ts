@@ -106,8 +106,15 @@ export class Reconciler {
       now.add(id);
       // One that is seen for the first time may be under way.
       if (!before.has(id)) continue;
-      await iam.resize(id, there);
-      note(`${edge}: reservation ${id} counts now as what its sandbox has`);
+      try {
+        // Above the quota too: it is in use.
+        await iam.resize(id, there, true);
+        note(`${edge}: reservation ${id} counts now as what its sandbox has`);
+      } catch (error) {
+        if (isDsecError(error, 'IAM_DATABASE')) throw error;
+        // The other rows are none the worse for it; the next roster finds it again.
+        note(`${edge}: reservation ${id}: ${messageOf(error)}`);
+      }
     }
   }
 

@@ -16,7 +16,7 @@ import type { Caller } from './create-sandbox.ts';
 import { gone } from './edges.ts';
 import { ForkRequest, forkSandbox } from './fork.ts';
 import { packTarget } from './image-target.ts';
-import { changeLimits } from './limits.ts';
+import { LimitChanges } from './limits.ts';
 import { actionOf } from './pass-action.ts';
 import { passOn, passUpgrade, refuseUpgrade } from './pass-through.ts';
 import { BatchRequest, CreateRequest, SandboxQuery } from './request-schemas.ts';
@@ -41,6 +41,7 @@ interface Target {
 
 export async function sandboxRoutes(app: HttpApp, parts: ApiParts): Promise<void> {
   const { access, edges, owners, maker, events, connections } = parts;
+  const limitChanges = new LimitChanges(parts);
 
   app.post('/v1/sandboxes', { schema: { body: CreateRequest }, config: { hot: true } }, async (request, reply) => {
     const view = await maker.create(callerOf(request, reply), request.body);
@@ -93,7 +94,7 @@ export async function sandboxRoutes(app: HttpApp, parts: ApiParts): Promise<void
 
   app.put(`${ONE}/limits`, { schema: { body: LimitsBody } }, async (request) => {
     const target = await targetOf(request, request.identity, request.id);
-    const limits = await changeLimits(parts, request, target, request.body);
+    const limits = await limitChanges.change(request, target, request.body);
     events.done('sandbox.changed', target.id, target.project);
     await audited(request, target, 'sandbox.manage', 'done');
     return limits;

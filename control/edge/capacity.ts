@@ -2,7 +2,7 @@
 import { readFileSync, statfsSync } from 'node:fs';
 import { availableParallelism, totalmem } from 'node:os';
 import { messageOf } from '#base';
-import { microvmSupport, type SandboxBackend } from '#runtime';
+import { fullVmProblem, microvmSupport, type SandboxBackend } from '#runtime';
 import { parseSize } from '../cli/size.ts';
 import { fail } from '../errors.ts';
 import type { AdmissionLimits } from './admission.ts';
@@ -62,7 +62,10 @@ export function admissionLimits({
 
 /** Others are refused here, and placed elsewhere. */
 function backendsHere(stateDir: string): SandboxBackend[] {
-  return microvmSupport(stateDir, { probe: false }).problem === undefined ? ['container', 'microvm'] : ['container'];
+  const backends: SandboxBackend[] = ['container'];
+  if (microvmSupport(stateDir, { probe: false }).problem === undefined) backends.push('microvm');
+  if (fullVmProblem() === undefined) backends.push('vm');
+  return backends;
 }
 
 function pairs(option: string, text: string, known: readonly string[]): Map<string, string> {

@@ -58,7 +58,7 @@ export async function edgeApp(service: Service, { edge, operations, fncall, stor
   app.get('/v1/sandboxes', async () => edge.list().map(view));
   const create = async (body: Static<typeof CreateBody>) => {
     const { owner = LOCAL_OWNER, amounts, backend = 'container', alone = false, ...asked } = body;
-    const promised = { owner, amounts: amounts ?? amountsOf(asked), backend, alone };
+    const promised = { owner, amounts: amounts ?? amountsOf(asked, backend), backend, alone };
     const prepare = () => createOptions({ ...asked, backend, store: asked.store ?? storeUrl });
     const { sandbox, held } = await edge.createHeld(promised, asked.requestId, prepare);
     // It may have ended by now, and be no longer held.

@@ -5,7 +5,7 @@
  * Those that were made on the machine itself (`dsec sandbox create`) are not asked for their admission, but they count.
  */
 import { availableParallelism } from 'node:os';
-import { isDsecError, messageOf, Slots } from '#base';
+import { InTurn, isDsecError, messageOf, Slots } from '#base';
 import {
   type AllLimits,
   type CreateOptions,
@@ -17,7 +17,7 @@ import {
   type SandboxRecord,
 } from '#runtime';
 import { fail } from '../errors.ts';
-import type { Amounts } from '../placement/amounts.ts';
+import { type Amounts, larger } from '../placement/amounts.ts';
 import type { NodeReport } from '../placement/node-report.ts';
 import type { Sandboxes } from '../runtime-service/route.ts';
 import type { EdgeHost, Roster, RosterEntry } from './edge-host.ts';
@@ -26,7 +26,9 @@ import type { Pressure, PressureGauge } from './pressure.ts';
 import { failAsRuntime } from './runtime-failure.ts';
 import {
   admissionIn,
+  amountsAfter,
   amountsOf,
+  backendOf,
   type Promised,
   promisedIn,
   promisedOf,
@@ -80,6 +82,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   private readonly endedRequests = new Map<string, string>();
   /** Digests of metadata of layers that sandboxes here were made of, the last ones. */
   private readonly layers = new Set<string>();
+  private readonly updates = new InTurn<NodeSandbox>();
   private pressure: { readonly value: Pressure; readonly at: number } | undefined;
   private sweeping: NodeJS.Timeout | undefined;
   private closing = false;
@@ -94,7 +97,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
 
   /** As the runtime's, for a fork: `options.tag` is its parent's. @throws EDGE_REFUSED, EDGE_REQUEST_TAKEN, as the runtime's */
   async create(options: CreateOptions): Promise<NodeSandbox> {
-    const parent = promisedIn(options.tag) ?? promisedOf({ limits: options });
+    const parent = promisedIn(options.tag) ?? promisedOf({ limits: options, backend: options.backend });
     const promised = { ...parent, owner: { ...parent.owner, reservation: reservationIn(options.tag) } };
     return (await this.createHeld(promised, options.requestId, async () => options)).sandbox;
   }
@@ -135,26 +138,35 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   }
 
   /**
-   * What it counts as changes with its limits: as `amounts` says, else as the limits do. Promised before it has it, as a creation is.
+   * What it counts as changes with its limits: of what `changes` names as `amounts` says, else as the limits do. What grows is promised before it
+   * has it, as a creation is, what shrinks is given back afterwards; one change of a sandbox at a time.
    * @throws EDGE_REFUSED, as the sandbox's `update`; then all is as it was
    */
-  async update(sandbox: NodeSandbox, changes: LimitChanges, amounts?: Amounts): Promise<AllLimits> {
-    const { ledger } = this.options;
-    const entry = this.entries.get(sandbox.name);
-    if (entry === undefined) return sandbox.update(changes);
-    const before = entry.held;
-    const next = amounts ?? amountsOf({ ...sandbox.facts.limits, ...changes });
-    entry.held = ledger.resize(before, next);
-    try {
-      const limits = await sandbox.update(changes);
-      const { tag } = sandbox.facts.resident ?? {};
-      if (promisedIn(tag) !== undefined) sandbox.retag({ ...tag, amounts: next });
-      return limits;
-    } catch (error) {
-      // It has ended meanwhile, and given back what it had then.
-      if (this.entries.get(sandbox.name) === entry) entry.held = ledger.resize(entry.held, before.amounts);
-      throw error;
-    }
+  update(sandbox: NodeSandbox, changes: LimitChanges, amounts?: Amounts): Promise<AllLimits> {
+    return this.updates.run(sandbox, async () => {
+      const { ledger } = this.options;
+      const entry = this.entries.get(sandbox.name);
+      if (entry?.sandbox !== sandbox) return sandbox.update(changes);
+      const before = entry.held.amounts;
+      const { facts } = sandbox;
+      const next = amountsAfter(
+        before,
+        changes,
+        amounts ?? amountsOf({ ...facts.limits, ...changes }, backendOf(facts)),
+      );
+      entry.held = ledger.resize(entry.held, larger(before, next));
+      let now = before;
+      try {
+        const limits = await sandbox.update(changes);
+        now = next;
+        const { tag } = sandbox.facts.resident ?? {};
+        if (promisedIn(tag) !== undefined) sandbox.retag({ ...tag, amounts: next });
+        return limits;
+      } finally {
+        // Else it has ended meanwhile, and given back what it had then. What is given back is not refused.
+        if (this.entries.get(sandbox.name) === entry) entry.held = ledger.resize(entry.held, now);
+      }
+    });
   }
 
   heldBy(name: string): Held | undefined {

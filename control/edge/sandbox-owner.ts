@@ -1,7 +1,7 @@
 /** Whose a sandbox is and what was promised to it: comes with its creation, and stays in its record, so that an edge that starts anew has it all. */
 import { type Static, Type } from '@sinclair/typebox';
 import { Value } from '@sinclair/typebox/value';
-import { SANDBOX_BACKENDS, type SandboxRecord, type SandboxTag } from '#runtime';
+import { MACHINE_SIZES, SANDBOX_BACKENDS, type SandboxBackend, type SandboxRecord, type SandboxTag } from '#runtime';
 import { fail } from '../errors.ts';
 import type { Amounts } from '../placement/amounts.ts';
 import type { BackendName } from '../placement/node-report.ts';
@@ -55,12 +55,36 @@ interface Limits {
 }
 
 /** What its limits come to, and a small sandbox's share of what it has no limit of. */
-export function amountsOf({ cpus, memoryBytes, diskBytes }: Limits): Amounts {
+export function amountsOf({ cpus, memoryBytes, diskBytes }: Limits, backend: SandboxBackend): Amounts {
+  const unsaid = unsaidIn(backend, UNSAID);
   return {
-    cpuMilli: cpus ? Math.round(cpus * 1000) : UNSAID.cpuMilli,
-    memoryBytes: memoryBytes || UNSAID.memoryBytes,
-    diskBytes: diskBytes || UNSAID.diskBytes,
+    cpuMilli: cpus ? Math.ceil(cpus * 1000) : unsaid.cpuMilli,
+    memoryBytes: memoryBytes || unsaid.memoryBytes,
+    diskBytes: diskBytes || unsaid.diskBytes,
     gpus: 0,
+  };
+}
+
+/** What counts where there is no limit: of a container `defaults`, of a machine what it has then. Its disk takes what was written. */
+export function unsaidIn<A extends Omit<Amounts, 'gpus'>>(backend: SandboxBackend, defaults: A): A {
+  if (backend === 'container') return defaults;
+  const { cpus, memoryBytes } = MACHINE_SIZES[backend];
+  return { ...defaults, cpuMilli: cpus * 1000, memoryBytes };
+}
+
+/** Records name the launcher of a container. */
+export function backendOf({ backend }: { readonly backend?: string }): SandboxBackend {
+  return SANDBOX_BACKENDS.find((name) => name === backend) ?? 'container';
+}
+
+/** With the amounts of those limits alone that a change names: another change may have come between. */
+export function amountsAfter(now: Amounts, changes: Limits, amounts: Amounts): Amounts {
+  const { cpus, memoryBytes, diskBytes } = changes;
+  return {
+    ...now,
+    ...(cpus === undefined ? {} : { cpuMilli: amounts.cpuMilli }),
+    ...(memoryBytes === undefined ? {} : { memoryBytes: amounts.memoryBytes }),
+    ...(diskBytes === undefined ? {} : { diskBytes: amounts.diskBytes }),
   };
 }
 
@@ -91,12 +115,16 @@ export function promisedTag({ owner, amounts, backend, alone }: Promised, admiss
 }
 
 /** Of a record, of whoever made it. */
-export function promisedOf({ resident, limits }: Pick<SandboxRecord, 'resident' | 'limits'>): Promised {
+export function promisedOf(
+  record: Pick<SandboxRecord, 'resident' | 'limits'> & { readonly backend?: string },
+): Promised {
+  const { resident, limits } = record;
+  const backend = backendOf(record);
   return (
     promisedIn(resident?.tag) ?? {
       owner: LOCAL_OWNER,
-      amounts: amountsOf(limits ?? {}),
-      backend: 'container',
+      amounts: amountsOf(limits ?? {}, backend),
+      backend,
       alone: false,
     }
   );

@@ -205,7 +205,7 @@ export async function serveSimulatedEdge(
   app.get('/v1/sandboxes', async () => host.roster().sandboxes);
   const create = async (body: Static<typeof CreateBody>) => {
     const { owner = LOCAL_OWNER, amounts, backend = 'container', alone = false, ...asked } = body;
-    return view(await host.create({ owner, amounts: amounts ?? amountsOf(asked), backend, alone }, asked));
+    return view(await host.create({ owner, amounts: amounts ?? amountsOf(asked, backend), backend, alone }, asked));
   };
   app.post('/v1/sandboxes', { ...hot, schema: { body: CreateBody } }, async ({ body }, reply) => {
     reply.code(201);

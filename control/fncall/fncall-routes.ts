@@ -4,6 +4,7 @@ import type { FastifyInstance, FastifyReply } from 'fastify';
 import { DsecError } from '#base';
 import type { Metrics } from '#imagesvc';
 import { LANGUAGES, type PoolView } from '#runtime';
+import { fail } from '../errors.ts';
 import { stopWith } from '../runtime-service/route.ts';
 import { DEFAULT_POOL, type FnCallHost } from './fncall-host.ts';
 import { FusionBody, fusionAnswer, fusionProblem, fusionTask } from './sandbox-fusion.ts';
@@ -13,21 +14,25 @@ export const TASK_BODY_BYTES = 64 << 20;
 
 const PoolQuery = Type.Object({ pool: Type.Optional(Type.String({ maxLength: 100 })) });
 
-export function fncallRoutes(app: FastifyInstance, host: FnCallHost): void {
+export interface FnCallRoutesOptions {
+  /** Callers are not known: they may run tasks, and neither make pools nor name stores. */
+  readonly open?: boolean;
+}
+
+export function fncallRoutes(app: FastifyInstance, host: FnCallHost, { open = false }: FnCallRoutesOptions = {}): void {
   const large = { bodyLimit: TASK_BODY_BYTES };
   app.post('/v1/fncall/run', { ...large, schema: { body: RunBody } }, async ({ body }, reply) => {
-    return resultView(await telling(reply, host.run(body as Static<typeof RunBody>, stopWith(reply))));
+    const asked = body as Static<typeof RunBody>;
+    if (open && asked.store !== undefined) {
+      throw fail('SANDBOX_BAD_REQUEST', {
+        problem: 'store: without a token only images of the service’s own can be used',
+      });
+    }
+    return resultView(await telling(reply, host.run(asked, stopWith(reply))));
   });
   app.get('/v1/fncall/languages', async () => LANGUAGES);
   app.get('/v1/fncall/pools', async () => host.node.pools().map(poolView));
-  app.put('/v1/fncall/pools/:name', { schema: { body: PoolBody } }, async ({ body, params }) => {
-    return poolView(await host.define((params as { name: string }).name, body as Static<typeof PoolBody>));
-  });
-  app.delete('/v1/fncall/pools/:name', async ({ params }) => {
-    const { name } = params as { name: string };
-    await host.remove(name);
-    return { removed: name };
-  });
+  if (!open) poolRoutes(app, host);
   app.post(
     '/run_code',
     { ...large, schema: { body: FusionBody, querystring: PoolQuery } },
@@ -44,6 +49,17 @@ export function fncallRoutes(app: FastifyInstance, host: FnCallHost): void {
       }
     },
   );
+}
+
+function poolRoutes(app: FastifyInstance, host: FnCallHost): void {
+  app.put('/v1/fncall/pools/:name', { schema: { body: PoolBody } }, async ({ body, params }) => {
+    return poolView(await host.define((params as { name: string }).name, body as Static<typeof PoolBody>));
+  });
+  app.delete('/v1/fncall/pools/:name', async ({ params }) => {
+    const { name } = params as { name: string };
+    await host.remove(name);
+    return { removed: name };
+  });
 }
 
 /** How long to stay away is in the header too. */

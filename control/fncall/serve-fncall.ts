@@ -1,8 +1,10 @@
 /**
- * `dsec serve fncall`: tasks alone, over HTTP, for programs that want a URL and no cluster. On loopback and unix sockets without a token, as what
- * it runs is isolated; elsewhere callers need one.
+ * `dsec serve fncall`: tasks alone, over HTTP, for programs that want a URL and no cluster. On loopback without a token, as what it runs is isolated:
+ * there anybody of this machine may call, and so can run tasks in the pools that are there and in images of its store, and change nothing. Elsewhere
+ * callers need a token. A unix socket is for who may open it.
  */
 import type { FastifyInstance } from 'fastify';
+import { fail } from '../errors.ts';
 import { createService, type ServiceOptions } from '../service-base/service-app.ts';
 import { FnCallHost } from './fncall-host.ts';
 import { fncallMetrics, fncallRoutes } from './fncall-routes.ts';
@@ -21,12 +23,20 @@ export interface ServingFnCall {
   close(drainMs: number): Promise<void>;
 }
 
-const LOOPBACK = /^(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+$/;
+const LOOPBACK = /^(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d+)?$/;
+
+/** A page in a browser of this machine that calls a name of its own which leads here. */
+async function fromHere({ headers: { host = '' } }: { readonly headers: { readonly host?: string } }): Promise<void> {
+  if (LOOPBACK.test(host)) return;
+  throw fail('SANDBOX_BAD_REQUEST', {
+    problem: `Host ${JSON.stringify(host)}: without a token only localhost is served`,
+  });
+}
 
 /** @throws SERVICE_*, SERVER_LISTEN, RUNTIME_FNCALL_*, STORE_* */
 export async function serveFnCall(options: ServeFnCallOptions): Promise<ServingFnCall> {
   const open = options.token === undefined && LOOPBACK.test(options.listen);
-  const service = createService({ name: 'fncall', ...options, ...(open ? { authenticate: async () => {} } : {}) });
+  const service = createService({ name: 'fncall', ...options, ...(open ? { authenticate: fromHere } : {}) });
   const host = new FnCallHost({
     storeUrl: options.storeUrl,
     note: (text) => service.logger.warn(text),
@@ -38,7 +48,7 @@ export async function serveFnCall(options: ServeFnCallOptions): Promise<ServingF
   };
   try {
     for (const [name, asked] of Object.entries(options.pools)) await host.define(name, asked);
-    fncallRoutes(service.app as unknown as FastifyInstance, host);
+    fncallRoutes(service.app as unknown as FastifyInstance, host, { open });
     fncallMetrics(service.metrics, host);
     const url = await service.listen();
     return { url, host, reload: () => service.reload(), close };

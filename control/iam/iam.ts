@@ -117,10 +117,10 @@ export interface Iam extends Administration {
   release(reservationId: string): Promise<void>;
 
   /**
-   * Other amounts for one that is there: what it grows by is checked as `reserve` does.
+   * Other amounts for one that is there; those that are not named stay. What it grows by is checked as `reserve` does, unless it is `inUse` already.
    * @throws IAM_QUOTA, IAM_RESERVATION_GONE
    */
-  resize(reservationId: string, amounts: ResourceAmounts): Promise<void>;
+  resize(reservationId: string, amounts: Partial<ResourceAmounts>, inUse?: boolean): Promise<void>;
 
   /**
    * Releases what is placed on `edge` and not in a roster of it that was written later (by more than `clockSkewMs`, since it is another

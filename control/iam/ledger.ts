@@ -29,7 +29,12 @@ type Operation =
   | { readonly kind: 'asking'; readonly id: string; readonly edge: string }
   | { readonly kind: 'placed'; readonly id: string; readonly edge: string; readonly sandbox: string }
   | { readonly kind: 'release'; readonly id: string }
-  | { readonly kind: 'resize'; readonly id: string; readonly amounts: ResourceAmounts }
+  | {
+      readonly kind: 'resize';
+      readonly id: string;
+      readonly amounts: Partial<ResourceAmounts>;
+      readonly inUse: boolean;
+    }
   | { readonly kind: 'audit'; readonly entry: AuditEntry };
 type Of<K extends Operation['kind']> = Extract<Operation, { kind: K }>;
 type Result = Reservation | undefined | Error;
@@ -69,6 +74,8 @@ const MARK: Columns = { id: 'TEXT', edge: 'TEXT', sandbox: 'TEXT', recorded_at: 
 /** Of a row that is deleted: what it gives back, and what is remembered of it. */
 const GONE = `id, project, request_id, placed, edge, sandbox, ${columns()}`;
 const field = (name: string) => `value ->> '${name}'`;
+
+const NONE: ResourceAmounts = { sandboxes: 0, cpuMilli: 0, memoryBytes: 0, diskBytes: 0 };
 
 const FORGET_AT_ONCE = 2000;
 
@@ -113,9 +120,9 @@ export class Ledger {
     await this.#group.add({ kind: 'release', id: checkText('reservation', id) });
   }
 
-  async resize(id: string, amounts: ResourceAmounts): Promise<void> {
-    checkAmounts(amounts);
-    await this.#group.add({ kind: 'resize', id: checkText('reservation', id), amounts });
+  async resize(id: string, amounts: Partial<ResourceAmounts>, inUse = false): Promise<void> {
+    checkAmounts({ ...NONE, ...amounts });
+    await this.#group.add({ kind: 'resize', id: checkText('reservation', id), amounts, inUse });
   }
 
   async audit(entry: AuditEntry): Promise<void> {
@@ -339,7 +346,7 @@ export class Ledger {
       listOf(ids),
     );
     const now = new Map(rows.map((row) => [String(row.id), { project: String(row.project), amounts: amountsOf(row) }]));
-    for (const [i, { id, amounts }] of resizes) {
+    for (const [i, { id, amounts, inUse }] of resizes) {
       const row = now.get(id);
       if (row === undefined) {
         results[i] = fail('IAM_RESERVATION_GONE', { id });
@@ -347,15 +354,15 @@ export class Ledger {
       }
       const chain = chainOf(row.project).map((path) => accounts.get(path));
       const more = Object.fromEntries(
-        RESOURCES.map((resource) => [resource, amounts[resource] - row.amounts[resource]]),
+        RESOURCES.map((resource) => [resource, (amounts[resource] ?? row.amounts[resource]) - row.amounts[resource]]),
       ) as Record<Resource, number>;
-      const refusal = refusalOf({ project: row.project, amounts: more }, chain);
+      const refusal = refusalOf({ project: row.project, amounts: more }, chain, inUse);
       if (refusal !== undefined) {
         results[i] = refusal;
         continue;
       }
       for (const account of chain) add(account as Account, more, 1);
-      row.amounts = { ...amounts };
+      row.amounts = { ...row.amounts, ...amounts };
     }
     const values = [...now].map(([id, { amounts }]) => [id, ...RESOURCES.map((resource) => amounts[resource])]);
     if (values.length > 0)
@@ -399,12 +406,13 @@ export class Ledger {
 function refusalOf(
   request: Pick<ReserveRequest, 'project' | 'amounts'>,
   chain: readonly (Account | undefined)[],
+  inUse = false,
 ): DsecError | undefined {
   if (chain.includes(undefined)) return fail('IAM_NOT_FOUND', { what: `project ${request.project}` });
   for (const { path, limits, used } of chain as readonly Account[]) {
     for (const resource of RESOURCES) {
       const asked = request.amounts[resource];
-      const limit = limits[resource] ?? UNLIMITED;
+      const limit = inUse ? UNLIMITED : (limits[resource] ?? UNLIMITED);
       // Not used + asked: that may be above what is exact.
       if (asked > 0 && asked > limit - used[resource]) {
         return fail('IAM_QUOTA', { project: path, resource, used: used[resource], limit, asked });

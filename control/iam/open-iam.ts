@@ -125,8 +125,8 @@ export class OpenIam implements Iam {
     return this.#ledger.release(reservationId);
   }
 
-  resize(reservationId: string, amounts: ResourceAmounts): Promise<void> {
-    return this.#ledger.resize(reservationId, amounts);
+  resize(reservationId: string, amounts: Partial<ResourceAmounts>, inUse?: boolean): Promise<void> {
+    return this.#ledger.resize(reservationId, amounts, inUse);
   }
 
   reconcile(edge: string, roster: Roster): Promise<string[]> {

@@ -29,6 +29,16 @@ export function difference(a: Amounts, b: Amounts): Amounts {
   };
 }
 
+/** Of each resource the larger one. */
+export function larger(a: Amounts, b: Amounts): Amounts {
+  return {
+    cpuMilli: Math.max(a.cpuMilli, b.cpuMilli),
+    memoryBytes: Math.max(a.memoryBytes, b.memoryBytes),
+    diskBytes: Math.max(a.diskBytes, b.diskBytes),
+    gpus: Math.max(a.gpus, b.gpus),
+  };
+}
+
 /** The first resource of which `capacity` has not enough for `used` and `more`. */
 export function lacking(capacity: Amounts, used: Amounts, more: Amounts): Resource | undefined {
   return RESOURCES.find((resource) => more[resource] > 0 && used[resource] + more[resource] > capacity[resource]);

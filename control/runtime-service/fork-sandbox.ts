@@ -89,7 +89,8 @@ function sameAs(record: SandboxRecord): Omit<CreateOptions, 'store' | 'base'> {
   const { user, cwd } = defaults;
   const env = defaults.env.filter((entry) => entry !== `HOSTNAME=${name}`);
   const policy = network?.mode === 'policy' ? network.policy : undefined;
-  const lives = vm === undefined ? { runtime: backend } : { backend, memory: vm.memory };
+  const lives =
+    vm === undefined ? { runtime: backend } : { backend, memory: vm.memory, dockerDiskBytes: vm.dockerDiskBytes };
   const same = { ...lives, userns, network: network && { mode: network.mode, policy } };
   return { ...limits, ...same, env, user, workdir: cwd, idleMs, idleAction, class: serviceClass };
 }

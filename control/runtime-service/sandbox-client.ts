@@ -273,11 +273,17 @@ export class SandboxClient {
     const exchange = (resolve: (answer: IncomingMessage) => void, reject: (error: Error) => void) => {
       const again = () => exchange(resolve, reject);
       const sent = requestTo(this.address, { method, path: url, ...options });
-      sent.once('response', resolve);
-      sent.once('error', (error) => {
-        // The service had closed a connection that was kept and idle: it has not seen the request.
-        const isUnseen = sent.reusedSocket && UNSEEN.includes(systemCode(error) ?? '');
-        if (isUnseen && (body === undefined || typeof body === 'string')) again();
+      let isAnswered = false;
+      sent.once('response', (answer) => {
+        isAnswered = true;
+        resolve(answer);
+      });
+      sent.on('error', (error) => {
+        // Whoever reads the answer hears of it there.
+        if (isAnswered) return;
+        // The service may have closed a connection that was kept and idle; or it died while it worked on this: what would be done twice is not asked twice.
+        const isCut = sent.reusedSocket && CUT.includes(systemCode(error) ?? '');
+        if (isCut && isRepeatable(method, body)) again();
         else reject(connectionProblem(this.address, error));
       });
       if (body === undefined || typeof body === 'string') sent.end(body);
@@ -295,8 +301,13 @@ export class SandboxClient {
   }
 }
 
-/** Before any answer. */
-const UNSEEN: readonly string[] = ['EPIPE', 'ECONNRESET'];
+const CUT: readonly string[] = ['EPIPE', 'ECONNRESET'];
+
+/** Asked again, it does nothing more. */
+function isRepeatable(method: string, body: Readable | string | undefined): boolean {
+  if (body !== undefined && typeof body !== 'string') return false;
+  return method !== 'POST' || /"requestId":"/.test(body ?? '');
+}
 
 /** @throws it */
 export function throwRemote({ code, message, hint, exit }: RemoteError): never {

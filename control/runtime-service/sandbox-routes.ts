@@ -79,7 +79,9 @@ export const createFields = {
   lazy: Type.Optional(Type.Boolean()),
   prefetch: Type.Optional(Type.Boolean()),
 };
-const CreateBody = Type.Object(createFields, { additionalProperties: false });
+/** `removeAtEnd`: for whoever made it to run one command in. */
+const ownFields = { removeAtEnd: Type.Optional(Type.Boolean()) };
+const CreateBody = Type.Object({ ...createFields, ...ownFields }, { additionalProperties: false });
 type CreateAsked = Static<typeof CreateBody>;
 const ExecBody = Type.Object(
   {

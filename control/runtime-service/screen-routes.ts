@@ -69,9 +69,11 @@ export function screenRoutes(route: AddRoute): void {
     stream.once('close', end);
     return reply.send(stream);
   });
-  route('POST', `${ONE_SANDBOX}/console`, {}, async ({ sandbox, request }) => {
+  route('POST', `${ONE_SANDBOX}/console`, {}, async ({ sandbox, request, reply }) => {
     const serial = await machineOf(sandbox(), 'console').console();
-    if (request.body instanceof Readable) for await (const bytes of request.body) serial.write(bytes as Buffer);
+    const gone = stopWith(reply);
+    if (request.body instanceof Readable)
+      for await (const bytes of request.body) await serial.write(bytes as Buffer, gone);
     return {};
   });
 }

@@ -49,10 +49,10 @@ const NEVER_SENT: ReadonlySet<string> = new Set([
   'ENOTFOUND',
   'EAI_AGAIN',
   'UND_ERR_CONNECT_TIMEOUT',
-  // Of a connection that was never made: nobody here has another time-out.
   'ETIMEDOUT',
 ]);
-/** One end does not trust the other. */
+/** A connection that is there may break with the same codes: by then something was sent. */
+const OF_CONNECTED: ReadonlySet<string> = new Set(['read', 'write', 'writev']);
 const NO_TLS = /^(?:CERT_|UNABLE_TO_|DEPTH_ZERO|SELF_SIGNED|HOSTNAME_|ERR_TLS|ERR_SSL)/;
 
 export class PeerClient {
@@ -122,9 +122,24 @@ export class PeerClient {
 
 /** SERVICE_UNREACHABLE: nobody has taken what was asked; SERVICE_LOST: somebody may have. */
 export function connectionProblem(url: string, error: unknown): DsecError {
-  const code = systemCode(error) ?? systemCode((error as { cause?: unknown }).cause) ?? '';
-  const row = NEVER_SENT.has(code) || NO_TLS.test(code) ? 'SERVICE_UNREACHABLE' : 'SERVICE_LOST';
-  return fail(row, { url, reason: messageOf(error) || code }, error);
+  const code = codeOf(error);
+  const isNeverSent = NEVER_SENT.has(code) && !OF_CONNECTED.has(String((error as { syscall?: unknown }).syscall));
+  if (!isNeverSent && !isDistrust(error)) return lostIn(url, error);
+  return fail('SERVICE_UNREACHABLE', { url, reason: messageOf(error) || code }, error);
+}
+
+/** Somebody may have taken what was asked. */
+export function lostIn(url: string, error: unknown): DsecError {
+  return fail('SERVICE_LOST', { url, reason: messageOf(error) || codeOf(error) }, error);
+}
+
+/** One end does not trust the other. */
+export function isDistrust(error: unknown): boolean {
+  return NO_TLS.test(codeOf(error));
+}
+
+function codeOf(error: unknown): string {
+  return systemCode(error) ?? systemCode((error as { cause?: unknown }).cause) ?? '';
 }
 
 /** @throws SERVICE_URL */

@@ -10,7 +10,9 @@ import { createInterface } from 'node:readline';
 import { pino } from 'pino';
 import { convertToStore, openStore } from '#imagesvc';
 import { type Apiserver, type ApiserverOptions, serveApi } from '../apiserver/apiserver.ts';
+import { amountsAfter } from '../edge/sandbox-owner.ts';
 import { bootstrapAdmin, type OpenIam, openIam } from '../iam/open-iam.ts';
+import type { Amounts } from '../placement/amounts.ts';
 import type { NodeReportJson } from '../placement/report-json.ts';
 
 export const CLUSTER_TOKEN = 'the-token-of-a-test-cluster';
@@ -41,6 +43,12 @@ export class FakeEdge {
   creates = 0;
   draining = false;
   limit = 1000;
+  /** Runs tasks too. */
+  hasTasks = false;
+  /** Before other limits hold. */
+  onLimits: (() => Promise<void>) | undefined;
+  /** Before the children of a fork are told. */
+  onFork: ((reservations: readonly string[]) => Promise<void>) | undefined;
   /** `lose`: it is made, and the connection breaks; `break`: nothing is made, and it breaks. */
   mode: 'ok' | 'refuse' | 'lose' | 'break' | 'fail' = 'ok';
   /** Bodies and headers of requests, newest last. */
@@ -69,7 +77,10 @@ export class FakeEdge {
       epoch: this.epoch,
       admitted: this.admitted,
       state: this.draining ? 'draining' : 'healthy',
-      backends: { container: { sandboxes: this.sandboxes.size, limit: this.limit } },
+      backends: {
+        container: { sandboxes: this.sandboxes.size, limit: this.limit },
+        ...(this.hasTasks ? { fncall: { sandboxes: 0, limit: 10 } } : {}),
+      },
       labels: [],
       capacity: { cpuMilli: 1e9, memoryBytes: 1e15, diskBytes: 1e15, gpus: 0 },
       reserved: { cpuMilli: 0, memoryBytes: 0, diskBytes: 0, gpus: 0 },
@@ -118,6 +129,9 @@ export class FakeEdge {
       this.draining = JSON.parse(body).on;
       return say(200, { edge: this.edge, draining: this.draining });
     }
+    if (url.startsWith('/v1/fncall/pools/')) {
+      return this.mode === 'fail' ? error(503, 'RUNTIME_FNCALL_BUSY', 'it is busy') : say(200, { name: url.slice(17) });
+    }
     const [, name = '', rest = ''] = /^\/v1\/sandboxes\/([^/?]+)\/?([^?]*)/.exec(url) ?? [];
     const found = this.sandboxes.get(name);
     const end = this.ended.get(name);
@@ -135,8 +149,21 @@ export class FakeEdge {
     if (rest === 'limits' && method === 'PUT') {
       if (this.mode === 'refuse') return error(503, 'EDGE_REFUSED', 'no memory is left');
       if (this.mode === 'lose') return void request.socket.destroy();
-      found.amounts = JSON.parse(String(request.headers['x-dsec-amounts']));
+      await this.onLimits?.();
+      // As an edge does it: what the change names.
+      const told = JSON.parse(String(request.headers['x-dsec-amounts'])) as Amounts;
+      found.amounts = amountsAfter(found.amounts as Amounts, JSON.parse(body), told);
       return say(200, {});
+    }
+    if (rest === 'fork' && method === 'POST' && this.onFork !== undefined) {
+      const { reservations } = JSON.parse(body) as { reservations: string[] };
+      const sandboxes = reservations.map((reservation, at) => {
+        const child = { ...found, name: `${name}-${at + 1}`, id: randomUUID(), owner: { ...found.owner, reservation } };
+        this.sandboxes.set(child.name, child);
+        return { ...child, state: 'running' };
+      });
+      await this.onFork(reservations);
+      return say(201, { snapshot: { name: 'fork:1', digest: `sha256:${'0'.repeat(64)}` }, notes: [], sandboxes });
     }
     if (rest === 'commands/1/output') {
       answer.writeHead(200, { 'content-type': 'application/octet-stream' });

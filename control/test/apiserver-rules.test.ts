@@ -1,7 +1,11 @@
 /** What the apiserver holds callers to, over edges in this process: pages of lists, limits that count, names of images, what shares the machine. */
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { openStore } from '#imagesvc';
+import { amountsOf } from '../apiserver/create-sandbox.ts';
 import { packTarget } from '../apiserver/image-target.ts';
+import { whileAsking } from '../apiserver/keep-asking.ts';
+import { promisedOf } from '../edge/sandbox-owner.ts';
+import { fail } from '../errors.ts';
 import { ApiSite } from './api-site.ts';
 
 const MIB = 1 << 20;
@@ -14,6 +18,8 @@ describe('the apiserver', () => {
   beforeEach(async () => {
     for (const edge of site.edges) {
       edge.mode = 'ok';
+      edge.onFork = undefined;
+      edge.onLimits = undefined;
       edge.sandboxes.clear();
       edge.heard.length = 0;
     }
@@ -88,6 +94,149 @@ describe('the apiserver', () => {
     }
     for (const bad of [{}, { memoryBytes: -1 }, { memoryBytes: 'x' }, { nonsense: 1 }]) {
       expect((await put(bad)).status).toBe(400);
+    }
+  });
+
+  it('counts changes of limits at the same time, each for what it names, and corrects what is in use above the quota', async () => {
+    const quota = (limits: object) => site.json('/v1/quotas', { method: 'PUT', body: { project: 'root', limits } });
+    const used = async () => (await site.json('/v1/quotas')).body.quotas[0].used as Record<string, number>;
+    const { body } = await site.create({ memoryBytes: 100 * MIB, cpus: 1 });
+    const put = (limits: object) => site.json(`/v1/sandboxes/${body.id}/limits`, { method: 'PUT', body: limits });
+    const edge = site.edges.find((one) => one.edge === body.edge)!;
+    await quota({ memoryBytes: 1000 * MIB });
+    const other = await site.another();
+    try {
+      const elsewhere = (limits: object) =>
+        fetch(`${other.url}/v1/sandboxes/${body.id}/limits`, {
+          method: 'PUT',
+          headers: { authorization: `Bearer ${site.token}`, 'content-type': 'application/json' },
+          body: JSON.stringify(limits),
+        });
+      // Both instances have looked before either has changed anything.
+      let asked = 0;
+      let go = () => {};
+      const both = new Promise<void>((done) => {
+        go = done;
+      });
+      edge.onLimits = () => {
+        if (++asked === 2) go();
+        return both;
+      };
+      const changes = await Promise.all([put({ memoryBytes: 400 * MIB }), elsewhere({ cpus: 3 })]);
+      expect(changes.map(({ status }) => status)).toEqual([200, 200]);
+      edge.onLimits = undefined;
+      expect(await used()).toMatchObject({ memoryBytes: 400 * MIB, cpuMilli: 3000 });
+      expect(edge.sandboxes.get(body.name)!.amounts).toMatchObject({ memoryBytes: 400 * MIB, cpuMilli: 3000 });
+      // By one instance they go one after the other, and what counts is what the last one left.
+      await Promise.all([700, 300, 900, 200].map((mib) => put({ memoryBytes: mib * MIB })));
+      expect((edge.sandboxes.get(body.name)!.amounts as { memoryBytes: number }).memoryBytes).toBe(
+        (await used()).memoryBytes,
+      );
+      // A row that cannot be corrected keeps no other one from it, and what is in use counts, whatever the quota.
+      const second = (await site.create({ memoryBytes: 50 * MIB })).body;
+      const there = site.edges.find((one) => one.edge === second.edge)!;
+      const amounts = { cpuMilli: 1, memoryBytes: 5000 * MIB, diskBytes: 1, gpus: 0 };
+      edge.sandboxes.get(body.name)!.amounts = { ...amounts, memoryBytes: Number.MAX_SAFE_INTEGER };
+      there.sandboxes.get(second.name)!.amounts = amounts;
+      for (let times = 0; times < 2; times++)
+        for (const one of site.edges) await site.api.parts.reconciler.edge(one.edge);
+      expect((await used()).memoryBytes).toBeGreaterThanOrEqual(5000 * MIB);
+    } finally {
+      await other.close(0);
+      await quota({ memoryBytes: null });
+    }
+  });
+
+  it('counts a machine without limits as what it has', async () => {
+    const amountsOfOne = (body: object) => amountsOf(body, site.api.parts.defaults);
+    expect(amountsOfOne({})).toMatchObject({ cpuMilli: 500, memoryBytes: 512 * MIB });
+    expect(amountsOfOne({ backend: 'microvm' })).toMatchObject({ cpuMilli: 2000, memoryBytes: 1024 * MIB });
+    expect(amountsOfOne({ backend: 'vm', memoryBytes: 64 * MIB })).toMatchObject({
+      cpuMilli: 1000,
+      memoryBytes: 64 * MIB,
+    });
+    // A full machine is made of a disk: of no other image anything is reserved.
+    expect((await site.create({ backend: 'vm' })).body.error.code).toBe('CATALOG_NOT_DISK');
+    expect(await site.used()).toBe(0);
+    const limits = { memoryBytes: 300 * MIB };
+    expect(promisedOf({ backend: 'microvm', limits })).toMatchObject({
+      backend: 'microvm',
+      amounts: { cpuMilli: 2000, memoryBytes: 300 * MIB },
+    });
+    expect(promisedOf({ backend: 'crun', limits: {} })).toMatchObject({
+      backend: 'container',
+      amounts: { cpuMilli: 500, memoryBytes: 512 * MIB },
+    });
+  });
+
+  it('keeps no child of a fork that counts for nobody', async () => {
+    const { body } = await site.create();
+    const edge = site.edges.find((one) => one.edge === body.edge)!;
+    const fork = (asked: object) => site.json(`/v1/sandboxes/${body.id}/fork`, { method: 'POST', body: asked });
+    edge.onFork = async () => {};
+    expect((await fork({ count: 2 })).body.sandboxes).toHaveLength(2);
+    expect(await site.used()).toBe(3);
+    for (const name of [`${body.name}-1`, `${body.name}-2`]) edge.sandboxes.delete(name);
+    await site.api.parts.reconciler.edge(edge.edge);
+    edge.onFork = async ([first]) => site.iam.release(first!);
+    expect((await fork({ count: 2 })).status).toBe(409);
+    // Nobody knows of the other one either.
+    expect([...edge.sandboxes.keys()]).toEqual([body.name]);
+    expect(await site.used()).toBe(1);
+    // By a request id it is found again.
+    expect((await fork({ count: 2, requestId: 'r' })).status).toBe(409);
+    expect([...edge.sandboxes.keys()]).toEqual([body.name, `${body.name}-2`]);
+    expect(await site.used()).toBe(2);
+  });
+
+  it('says again and again that an edge is asked, as long as it is', async () => {
+    const asked: string[] = [];
+    let enough = () => {};
+    const often = new Promise<void>((done) => {
+      enough = done;
+    });
+    const asking = async (id: string, edge: string) => {
+      asked.push(`${id} ${edge}`);
+      if (asked.length >= 6) enough();
+      if (id === 'b') throw fail('IAM_RESERVATION_GONE', { id });
+    };
+    const notes: string[] = [];
+    const parts = { iam: { asking }, note: (text: string) => void notes.push(text), everyMs: 5 };
+    const made = await whileAsking(parts, ['a', 'b'], 'e1', async () => {
+      await often;
+      return 'made';
+    });
+    const times = asked.length;
+    expect([made, new Set(asked), notes]).toEqual(['made', new Set(['a e1', 'b e1']), []]);
+    await site.json('/v1/quotas');
+    expect(asked.length).toBe(times);
+  });
+
+  it('lets operators make pools of tasks, but share no machine and name no store, and says which nodes failed', async () => {
+    const token = await member(site, 'root', ['operator']);
+    const put = (body: object) =>
+      site.json('/v1/fncall/pools/p', { method: 'PUT', token, body: { image: 'small:1', ...body } });
+    expect((await put({})).body.error.code).toBe('FNCALL_NO_NODE');
+    for (const edge of site.edges) edge.hasTasks = true;
+    await site.api.parts.edges.poll();
+    try {
+      const asked = () => site.edges.flatMap(({ heard }) => heard.filter(({ url }) => url.includes('fncall'))).length;
+      expect((await put({ userns: 'host' })).body.error.code).toBe('IAM_DENIED');
+      expect((await put({ store: 'file:///elsewhere' })).body.error.code).toBe('SANDBOX_BAD_REQUEST');
+      expect(asked()).toBe(0);
+      expect((await put({})).body.map(({ edge }: { edge: string }) => edge)).toEqual(['e1', 'e2', 'e3']);
+      site.edges[1]!.mode = 'fail';
+      const some = await put({});
+      expect(some).toMatchObject({ status: 502, body: { error: { code: 'FNCALL_NODES' } } });
+      expect(some.body.error.message).toMatch(/e2: it is busy; done on: .*e1/);
+      for (const edge of site.edges) edge.mode = 'fail';
+      expect((await put({})).body.error.code).toBe('RUNTIME_FNCALL_BUSY');
+      const rows = await site.iam.readAudit(await site.iam.authenticate(site.token), { project: 'root', limit: 50 });
+      const of = rows.filter(({ target, outcome }) => target === 'p' && outcome !== 'denied');
+      expect(of.map(({ outcome }) => outcome).sort()).toEqual(['done', 'failed', 'failed', 'failed']);
+    } finally {
+      for (const edge of site.edges) edge.hasTasks = false;
+      await site.api.parts.edges.poll();
     }
   });
 

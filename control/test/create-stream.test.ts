@@ -1,11 +1,14 @@
 /** Creations over one open request: what is asked and answered is what POST gives, however the connection goes. */
-import { connect } from 'node:net';
+import { once } from 'node:events';
+import { createServer, type ServerResponse } from 'node:http';
+import { type AddressInfo, connect } from 'node:net';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { EdgeConnections } from '../apiserver/edge-connection.ts';
 import { EdgeCreates } from '../apiserver/edge-creates.ts';
 import { type ServingSimulatedEdge, serveSimulatedEdge } from '../edge/simulated-edge.ts';
 import { ClusterToken } from '../service-base/cluster-token.ts';
 import { LineReader } from '../service-base/ndjson.ts';
+import { connectionProblem } from '../service-base/peer-client.ts';
 import { until } from './edge-site.ts';
 
 const TOKEN = 'the-token-of-a-test-cluster';
@@ -94,6 +97,51 @@ describe('creations over one request', () => {
     const impatient = new EdgeCreates({ connections, urlOf: () => url, answerMs: 50 });
     expect(await thrown(impatient.create('sim-1', body, 'r'))).toMatchObject({ code: 'SERVICE_LOST' });
     impatient.close();
+  });
+
+  it('leaves nobody waiting on a stream that was replaced, and trusts no connection that is silent', async () => {
+    const opened: ServerResponse[] = [];
+    const silent = createServer((request, answer) => {
+      opened.push(answer);
+      request.resume();
+      answer.writeHead(200, { 'content-type': 'application/x-ndjson' });
+      // It takes no more, and never says what became of the first.
+      if (opened.length === 1) answer.write('{"end":true}\n');
+      else answer.flushHeaders();
+    }).listen(0, '127.0.0.1');
+    await once(silent, 'listening');
+    url = `http://127.0.0.1:${(silent.address() as AddressInfo).port}`;
+    let nowMs = 1000;
+    const timed = new EdgeCreates({ connections, urlOf: () => url, answerMs: 40, now: () => nowMs });
+    const orphan = thrown(timed.create('sim-1', body, 'r'));
+    await until('it is told that no more is taken', () => {
+      void thrown(timed.create('sim-1', body, 'r'));
+      return opened.length === 2;
+    });
+    timed.lost('sim-1', 'the watcher says so');
+    expect(await orphan).toMatchObject({ code: 'SERVICE_LOST' });
+    // The first that is not answered in time costs the connection.
+    const late = thrown(timed.create('sim-1', body, 'r'));
+    await until('it is open', () => opened.length === 3);
+    nowMs += 50;
+    expect(await late).toMatchObject({ code: 'SERVICE_LOST' });
+    const next = thrown(timed.create('sim-1', body, 'r'));
+    await until('another one is open', () => opened.length === 4);
+    timed.close();
+    expect(await next).toMatchObject({ code: 'SERVICE_LOST' });
+    silent.closeAllConnections();
+    await new Promise((done) => silent.close(done));
+    url = edge.url;
+  });
+
+  it('knows what broke before it was taken from what broke later', () => {
+    const of = (code: string, syscall: string) =>
+      connectionProblem('http://e', Object.assign(new Error(code), { code, syscall })).code;
+    for (const code of ['ETIMEDOUT', 'EHOSTUNREACH', 'ENETUNREACH']) {
+      expect(of(code, 'connect')).toBe('SERVICE_UNREACHABLE');
+      expect(of(code, 'read')).toBe('SERVICE_LOST');
+      expect(of(code, 'write')).toBe('SERVICE_LOST');
+    }
   });
 
   it('ends with the edge: what is under way is answered, what comes then goes elsewhere', async () => {

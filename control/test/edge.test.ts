@@ -1,10 +1,14 @@
 /** An edge with real sandboxes: what it takes and refuses, what it says of itself, and that none of it is lost when it is killed. */
+import * as fs from 'node:fs';
 import { connect } from 'node:net';
+import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { fullVmProblem } from '#runtime';
 import { reportFromJson } from '../placement/report-json.ts';
 import { parseOutput } from '../runtime-service/output-frames.ts';
 import { SandboxClient } from '../runtime-service/sandbox-client.ts';
 import { PeerClient } from '../service-base/peer-client.ts';
+import { runCommand } from './command-run.ts';
 import { canServeEdge, EdgeSite, until } from './edge-site.ts';
 
 if (!canServeEdge) console.log('skipped: not root, or no dsec-agent, or no busybox');
@@ -242,7 +246,8 @@ describe.skipIf(!canServeEdge)('an edge', { timeout: 300_000 }, () => {
     await site.restart('SIGTERM', '--keep-ended', '2s');
     const { name } = await create({ ttlMs: 300 });
     await until('it has ended', async () => (await roster()).sandboxes.every(({ state }) => state === 'ended'));
-    expect((await report()).reserved.cpuMilli).toBe(0);
+    // It counts until all of it is undone.
+    await until('it is given back', async () => (await report()).reserved.cpuMilli === 0);
     const answer = await site.client.request({ method: 'GET', path: `/v1/sandboxes/${name}` });
     expect([answer.status, ((await answer.body.json()) as { error: { code: string } }).error.code]).toEqual([
       410,
@@ -279,6 +284,50 @@ describe.skipIf(!canServeEdge)('an edge', { timeout: 300_000 }, () => {
     const many = site.client.json({ method: 'POST', path: `/v1/sandboxes/${name}/fork`, body: { count: 10 } });
     expect(await thrown(many)).toMatchObject({ code: 'EDGE_REFUSED' });
     expect((await roster()).sandboxes).toHaveLength(3);
+  });
+
+  it('counts changes of limits that come at once, each for what it names, and what failed not at all', async () => {
+    const { name } = await create();
+    const put = (limits: object, told: object) =>
+      site.client.json({
+        method: 'PUT',
+        path: `/v1/sandboxes/${name}/limits`,
+        body: limits,
+        headers: { 'x-dsec-amounts': JSON.stringify({ ...AMOUNTS, ...told }) },
+      });
+    // Each was told from what there was before all of them.
+    await Promise.all([
+      put({ memoryBytes: 256 * MIB }, { memoryBytes: 256 * MIB }),
+      put({ cpus: 1.5 }, { cpuMilli: 1500 }),
+      put({ pids: 99 }, {}),
+    ]);
+    const now = { cpuMilli: 1500, memoryBytes: 256 * MIB, diskBytes: 64 * MIB };
+    expect((await report()).reserved).toMatchObject(now);
+    expect((await roster()).sandboxes[0]!.amounts).toMatchObject(now);
+    const failures = await Promise.all([
+      thrown(put({ memoryBytes: 4096 * MIB }, { memoryBytes: 4096 * MIB })),
+      // It is promised nothing less because of what the runtime refuses.
+      thrown(put({ memoryBytes: 128 * MIB, memorySwapBytes: 1 }, { memoryBytes: 128 * MIB })),
+    ]);
+    expect(failures[0]).toMatchObject({ code: 'EDGE_REFUSED' });
+    expect(failures[1]?.code).toMatch(/^RUNTIME_LIMIT/);
+    expect((await report()).reserved).toMatchObject(now);
+    await site.restart();
+    expect((await report()).reserved).toMatchObject(now);
+  });
+
+  it.skipIf(fullVmProblem() !== undefined)('makes full machines where there is QEMU', async () => {
+    fs.writeFileSync(join(site.folder, 'empty.raw'), '');
+    fs.truncateSync(join(site.folder, 'empty.raw'), 64 * MIB);
+    process.env.DSEC_DISKS = join(site.folder, 'disks');
+    await runCommand('disk', 'create', 'empty', '--from', `raw:${site.folder}/empty.raw`);
+    await runCommand('disk', 'pack-diff', 'empty', '--name', 'empty:1');
+    expect((await report()).backends.get('vm')).toEqual({ sandboxes: 0, limit: 20 });
+    const { name } = await site.create<Made>({ backend: 'vm', image: 'empty:1', owner: ANN, memoryBytes: 128 * MIB });
+    expect((await report()).backends.get('vm')!.sandboxes).toBe(1);
+    expect((await report()).reserved).toMatchObject({ cpuMilli: 1000, memoryBytes: 128 * MIB });
+    await remove(name);
+    expect((await report()).backends.get('vm')!.sandboxes).toBe(0);
   });
 
   it('means the sandbox that is meant', async () => {

@@ -1,13 +1,15 @@
 /** FnCall through the runtime service and `dsec serve fncall`: routes, command line, and programs that speak SandboxFusion. */
 import { execFile } from 'node:child_process';
 import * as fs from 'node:fs';
+import * as http from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { readMountInfo, umount } from '#linux';
-import { findAgent, listSandboxes } from '#runtime';
+import { findAgent, listSandboxes, textOf } from '#runtime';
 import { type ServingFnCall, serveFnCall } from '../fncall/serve-fncall.ts';
+import { base64Bytes } from '../fncall/task-schemas.ts';
 import { RuntimeService } from '../runtime-service/service.ts';
 import { runCommand } from './command-run.ts';
 import { fillTaskRoot, hostPython } from './fncall-root.ts';
@@ -104,6 +106,38 @@ describe.skipIf(python === undefined)('FnCall for callers', () => {
     },
     TIME,
   );
+
+  it(
+    'lets callers that nobody knows run tasks, and change nothing',
+    async () => {
+      const pool = { method: 'PUT', headers: { 'content-type': 'application/json' }, body: '{"image":"tasks:1"}' };
+      expect((await fetch(`${serving.url}/v1/fncall/pools/mine`, pool)).status).toBe(404);
+      expect((await fetch(`${serving.url}/v1/fncall/pools/default`, { method: 'DELETE' })).status).toBe(404);
+      expect((await fetch(`${serving.url}/v1/fncall/pools`)).status).toBe(200);
+      const stored = await post('/v1/fncall/run', { language: 'sh', code: '', image: 'x', store: folder });
+      expect([stored.status, stored.body.error?.code]).toEqual([400, 'SANDBOX_BAD_REQUEST']);
+      const status = await new Promise((resolve, reject) => {
+        const asked = http.get(
+          `${serving.url}/v1/fncall/pools`,
+          { headers: { host: 'elsewhere.example:80' } },
+          (answer) => {
+            answer.resume();
+            resolve(answer.statusCode);
+          },
+        );
+        asked.once('error', reject);
+      });
+      expect(status).toBe(400);
+    },
+    TIME,
+  );
+
+  it('reads base64 with spaces in one go, and tells text from what only looks like it', () => {
+    expect(base64Bytes('aGVs\nbG8=\n', 'x').toString()).toBe('hello');
+    expect(() => base64Bytes(`${' '.repeat(4 << 20)}*`, 'x')).toThrow('no base64');
+    expect(textOf(Buffer.from('\u001b[1mbold'))).toBe('\u001b[1mbold');
+    expect(textOf(Buffer.alloc(10_000))).toBeUndefined();
+  });
 
   it(
     'tells a busy pool’s callers when to come again',
@@ -240,6 +274,7 @@ print('ok')`;
         '--json',
       );
       expect([slow.exitCode, JSON.parse(slow.text).status]).toEqual([124, 'time_limit']);
+      expect((await runCommand('fncall', 'run', '--language', 'sh', '--code', 'kill -TERM $$')).exitCode).toBe(143);
       await service.close(0);
       service = await start();
       const again = await runCommand('fncall', 'run', '--language', 'sh', '--code', 'echo $POOL').catch(

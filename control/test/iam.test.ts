@@ -395,6 +395,12 @@ describe.each(kinds)('IAM on %s', (kind, start) => {
       iam.resize(id, { ...amounts, memoryBytes: 90 }),
     ]);
     expect((await iam.getQuota(admin, 'root/resized')).used.memoryBytes).toBe(90);
+    // What is not named stays; what is in use already counts above the limit too.
+    await iam.resize(id, { cpuMilli: 7 });
+    expect((await iam.getQuota(admin, 'root/resized')).used).toEqual({ ...amounts, memoryBytes: 90, cpuMilli: 7 });
+    await iam.resize(id, { memoryBytes: 120 }, true);
+    expect((await iam.getQuota(admin, 'root/resized')).used.memoryBytes).toBe(120);
+    await expect(iam.resize(id, { memoryBytes: 121 })).rejects.toMatchObject({ code: 'IAM_QUOTA' });
     await iam.release(id);
     expect((await iam.getQuota(admin, 'root/resized')).used.memoryBytes).toBe(0);
     await expect(iam.resize(id, amounts)).rejects.toMatchObject({ code: 'IAM_RESERVATION_GONE' });

@@ -38,8 +38,15 @@ describe('the errors of libdsec', () => {
       status: 410,
     });
     expect(gone).toMatchObject({ name: 'SandboxGone', reason: 'expired' });
-    // As the runtime words it.
-    const source = fs.readFileSync(join(root, 'runtime/node/resident-sandbox.ts'), 'utf8');
+    // As the answer says it; by an apiserver that does not, as the runtime words it of containers.
+    const said = {
+      code: 'SANDBOX_GONE',
+      message: 'sandbox a.b is gone: its guest broke the protocol',
+      reason: 'failed',
+    };
+    expect(errorFrom(said)).toMatchObject({ reason: 'failed' });
+    const files = ['node/agent-sandbox.ts', 'node/resident-sandbox.ts'];
+    const source = files.map((file) => fs.readFileSync(join(root, 'runtime', file), 'utf8')).join('\n');
     const ends = [...source.matchAll(/endNow\('([a-z-]+)', ['`]([^'`]+)['`]\)/g)];
     expect(ends.length).toBeGreaterThan(6);
     for (const [, reason, detail] of ends) {

@@ -268,7 +268,9 @@ describe.skipIf(!canServeEdge)('dsec serve all', { timeout: 300_000 }, () => {
     expect((await ask(`${path}/${shell.id}/resize`, 'POST', { rows: 41, columns: 87 })).status).toBe(200);
     await type('stty size\n');
     await until('its new size is shown', async () => (await screen()).includes('41 87'));
-    await type('sleep 1000\n');
+    // One job, which is in the foreground when it has said so: what comes earlier might meet the shell alone.
+    await type("sh -c 'echo going $((40 + 1)); exec sleep 1000'\n");
+    await until('it runs', async () => (await screen()).includes('going 41'));
     // The kernel's terminal makes it SIGINT of what is in the foreground.
     await type('\x03');
     await type('echo after $((6 * 7))\n');

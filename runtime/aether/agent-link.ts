@@ -6,7 +6,7 @@ import { randomInt } from 'node:crypto';
 import type { Duplex } from 'node:stream';
 import { setTimeout as delay } from 'node:timers/promises';
 import { getSystemErrorMap } from 'node:util';
-import { failPoint, messageOf } from '#base';
+import { failPoint, failPointSent, messageOf } from '#base';
 import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
 import { STAGE_EXEC, stageText } from '../backend/launch-order.ts';
 import { fail } from '../errors.ts';
@@ -17,7 +17,7 @@ import type { FileWatch, WatchOptions } from '../sandbox-api/watch.ts';
 import type { AgentChannel, CommandTrees } from './agent-channel.ts';
 import { AgentFiles } from './agent-files.ts';
 import { AgentStreams } from './agent-streams.ts';
-import { CommandJournal } from './command-journal.ts';
+import { CommandJournal, shownArgs } from './command-journal.ts';
 import { watchFiles } from './file-watch.ts';
 import { type CommandHost, KeptCommand, WINDOW_BYTES } from './kept-command.ts';
 import type { SpoolLimits } from './output-spool.ts';
@@ -128,6 +128,8 @@ export class AgentLink implements CommandHost {
       // Whoever fed it has gone, and what it had been fed.
       if (command.record.session) this.killTree(command.id).catch(() => {});
     }
+    // Those that are started from now on it may not know yet.
+    const before = [...this.all.values()];
     const payload = await new Promise<Buffer>((resolve, reject) => {
       const id = this.nextRequest++;
       this.asked.set(id, { resolve, reject });
@@ -135,7 +137,7 @@ export class AgentLink implements CommandHost {
     });
     const reader = new PayloadReader(payload);
     const known = new Set(reader.list(() => reader.u32()));
-    for (const command of this.all.values()) {
+    for (const command of before) {
       if (command.isOver || known.has(command.id)) continue;
       const reason =
         'the runtime service was restarted while the command was being started, or its end was not recorded';
@@ -159,7 +161,7 @@ export class AgentLink implements CommandHost {
     const startedMs = Date.now();
     const record = {
       id,
-      args: spec.args.map(String),
+      args: shownArgs(spec.args),
       requestId: spec.requestId,
       terminal: spec.terminal !== undefined,
       session: spec.script === true,
@@ -174,9 +176,9 @@ export class AgentLink implements CommandHost {
     const { channel, trees } = this.options;
     channel.toAgent(AGENT_FRAME.exec, id, payload, trees.groupOf(id));
     this.options.onUsed?.();
-    failPoint('exec-sent');
     this.underWay++;
     try {
+      await failPointSent('exec-sent');
       await command.whenStarted();
     } catch (error) {
       if (this.gone === undefined) this.forget(command);
@@ -219,12 +221,17 @@ export class AgentLink implements CommandHost {
   /** Resolves when nothing that was asked for is on its way any more; what is asked for from now on waits for `go`. */
   async stand(): Promise<void> {
     this.standing.stand();
-    while (this.underWay > 0 && this.gone === undefined) await delay(1);
+    while (this.underWay > 0 && this.gone === undefined && this.standing.isStanding) await delay(1);
   }
 
   /** What waited is done, in its order. */
   go(): void {
     this.standing.go();
+  }
+
+  /** It stands on, and whoever waits is told why. */
+  refuse(error: Error): void {
+    this.standing.refuse(error);
   }
 
   stoodMs(): number {
@@ -310,15 +317,15 @@ export class AgentLink implements CommandHost {
 
   over(command: KeptCommand): void {
     this.options.onUsed?.();
+    // Of one that was killed it was asked already. Now: the next one that is killed is not to have what was this one's.
+    if (command.result?.signal !== 'SIGKILL') this.ranOutOfMemory();
     // Whoever waits for it has the answer first.
     setImmediate(() => this.tidy(command));
   }
 
-  private tidy({ id, result }: KeptCommand): void {
+  private tidy({ id }: KeptCommand): void {
     if (this.gone !== undefined) return;
     this.options.trees.remove(id);
-    // Of one that was killed it was asked already.
-    if (result?.signal !== 'SIGKILL') this.ranOutOfMemory();
     if (this.all.size <= KEPT_COMMANDS) return;
     // Those that began first come first.
     const over = [...this.all.values()].filter(({ isOver }) => isOver);
@@ -389,7 +396,7 @@ export class AgentLink implements CommandHost {
     command.dispose();
     this.all.delete(command.id);
     if (command.record.requestId !== undefined) this.byRequest.delete(command.record.requestId);
-    this.journal.forget(command.id, command.total('stdout') + command.total('stderr') > 0);
+    this.journal.forget(command.id);
   }
 
   /** By the accounts that the sandbox has now, read by the agent: no link in it leads out. */
@@ -399,17 +406,20 @@ export class AgentLink implements CommandHost {
     const { found } = this.users;
     const known = found.get(spec);
     if (known !== undefined) return known;
+    // What went wrong once need not the next time.
+    let isKnown = key !== undefined;
     const text = async (path: string) => {
       try {
         return (await this.files.read(path, ACCOUNT_FILE_BYTES)).toString('utf8');
-      } catch {
+      } catch (error) {
         this.refuseGone();
+        isKnown &&= error instanceof SystemFailure && error.code === 'ENOENT';
         return '';
       }
     };
     const [passwd, group] = await Promise.all([text('/etc/passwd'), text('/etc/group')]);
     const user = userFrom(passwd, group, spec);
-    if (key !== undefined && found.size < KEPT_USERS) found.set(spec, user);
+    if (isKnown && found.size < KEPT_USERS) found.set(spec, user);
     return user;
   }
 

@@ -8,6 +8,7 @@
  */
 import {
   closeSync,
+  existsSync,
   mkdirSync,
   openSync,
   readdirSync,
@@ -23,7 +24,7 @@ import type { ExecResult } from '../sandbox-api/exec.ts';
 
 export interface CommandRecord {
   readonly id: number;
-  /** For people: as UTF-8 as it goes. */
+  /** For people: as UTF-8 as it goes, and not all of what is very long (`shownArgs`). */
   readonly args: readonly string[];
   readonly requestId?: string;
   readonly terminal: boolean;
@@ -44,6 +45,22 @@ type Line =
   | { readonly begun: CommandRecord }
   | { readonly ended: number; readonly result?: ExecResult; readonly lost?: string }
   | { readonly forgotten: number };
+
+/** Of all arguments together, in characters. */
+const SHOWN_LENGTH = 16 << 10;
+
+/** So much of them as a record holds. */
+export function shownArgs(args: readonly (string | Buffer)[]): string[] {
+  const shown: string[] = [];
+  let left = SHOWN_LENGTH;
+  for (const arg of args) {
+    const text = String(arg);
+    if (left <= 0) return [...shown, '…'];
+    shown.push(text.length > left ? `${text.slice(0, left)}…` : text);
+    left -= text.length + 1;
+  }
+  return shown;
+}
 
 /** Where its output is. */
 export function commandFolder(commands: string, id: number): string {
@@ -74,8 +91,9 @@ export class CommandJournal {
     let text = '';
     try {
       text = readFileSync(this.path, 'utf8');
-    } catch {
+    } catch (error) {
       // Before the first command.
+      if (systemCode(error) !== 'ENOENT') throw error;
     }
     this.bytes = Buffer.byteLength(text);
     this.torn = text !== '' && !text.endsWith('\n');
@@ -105,8 +123,9 @@ export class CommandJournal {
   }
 
   /** Its output goes with it. */
-  forget(id: number, hasOutput: boolean): void {
-    if (hasOutput) rmSync(commandFolder(this.commands, id), { recursive: true, force: true });
+  forget(id: number): void {
+    const folder = commandFolder(this.commands, id);
+    if (existsSync(folder)) rmSync(folder, { recursive: true, force: true });
     if (!this.kept.has(id)) return;
     try {
       this.write({ forgotten: id });
@@ -123,7 +142,8 @@ export class CommandJournal {
   }
 
   private write(line: Line): void {
-    if (this.bytes - this.keptBytes > STALE_BYTES) this.writeAnew();
+    // Both: what is written anew costs as much as it spares, whatever it is.
+    if (this.bytes - this.keptBytes > Math.max(STALE_BYTES, this.keptBytes)) this.writeAnew();
     const text = `${JSON.stringify(line)}\n`;
     const bytes = Buffer.from(this.torn ? `\n${text}` : text);
     this.torn = true;
@@ -135,7 +155,7 @@ export class CommandJournal {
       this.bytes += n;
     }
     this.torn = false;
-    this.apply(line, text.length);
+    this.apply(line, Buffer.byteLength(text));
   }
 
   private opened(): number {
@@ -174,20 +194,20 @@ export class CommandJournal {
     this.kept.clear();
     this.keptBytes = 0;
     lines.forEach((line, at) => {
-      this.apply(line, texts[at]!.length);
+      this.apply(line, Buffer.byteLength(texts[at]!));
     });
   }
 
   private take(text: string): void {
     try {
       const line: unknown = JSON.parse(text);
-      if (typeof line === 'object' && line !== null) this.apply(line as Line, text.length + 1);
+      if (typeof line === 'object' && line !== null) this.apply(line as Line, Buffer.byteLength(text) + 1);
     } catch {
       // See above.
     }
   }
 
-  /** `bytes`: about so many, of its text. */
+  /** `bytes`: of its line. */
   private apply(line: Line, bytes: number): void {
     if ('begun' in line) {
       this.keep(line.begun, bytes);

@@ -73,7 +73,7 @@ export class OutputSpool {
     if (offset >= this.limits.headBytes && offset < oldest) return { missing: oldest - offset };
     const { at, room } = this.place(offset);
     const buffer = Buffer.allocUnsafe(Math.min(length, room, this.written - offset));
-    const n = readSync(this.open(), buffer, 0, buffer.length, at);
+    const n = readSync(this.opened(), buffer, 0, buffer.length, at);
     if (n === 0) throw new Error(`${this.path}: shorter than it says`);
     return { bytes: buffer.subarray(0, n) };
   }
@@ -94,6 +94,12 @@ export class OutputSpool {
     if (offset < headBytes) return { at: HEADER_BYTES + offset, room: headBytes - offset };
     const inRing = (offset - headBytes) % tailBytes;
     return { at: HEADER_BYTES + headBytes + inRing, room: tailBytes - inRing };
+  }
+
+  /** @throws ENOENT: it was forgotten */
+  private opened(): number {
+    this.fd ??= openSync(this.path, constants.O_RDWR);
+    return this.fd;
   }
 
   private open(): number {

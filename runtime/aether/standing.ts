@@ -24,6 +24,10 @@ export class Standing {
   stand(sinceMs = Date.now()): void {
     if (this.since !== undefined) return;
     this.since = sinceMs;
+    this.begin();
+  }
+
+  private begin(): void {
     this.goes = new Promise((resolve, reject) => {
       this.note = { resolve, reject };
     });
@@ -37,6 +41,14 @@ export class Standing {
     this.since = undefined;
     for (const work of this.postponed.splice(0)) work();
     this.note?.resolve();
+  }
+
+  /** Whoever waits is told that it does not go on now; it stands still as before. */
+  refuse(error: Error): void {
+    if (this.since === undefined) return;
+    const { note } = this;
+    this.begin();
+    note?.reject(error);
   }
 
   /** It never goes on. */

@@ -1,10 +1,18 @@
 /**
  * Control groups of a container. Limits of a task are on a group of the task alone, below the container's own, which the program in the container makes
  * and removes: through descriptors of these folders, which belong to its root then. Only the hierarchies that count something are gone through.
+ * The container's own are limited too, so that what is no task's (an interpreter that waits, files on their way) does not grow without end either.
  */
 import { chownSync, writeFileSync } from 'node:fs';
-import { limitWritesIn, type SandboxCgroup, sandboxCgroups, sandboxHierarchies } from '../backend/sandbox-cgroups.ts';
+import {
+  limitWritesIn,
+  refuseUnavailable,
+  type SandboxCgroup,
+  sandboxCgroups,
+  sandboxHierarchies,
+} from '../backend/sandbox-cgroups.ts';
 import type { PoolOptions } from './pool-spec.ts';
+import { highestLimits } from './task.ts';
 import type { GroupFileWrite, GroupPlan } from './task-wire.ts';
 
 export interface ContainerGroups {
@@ -14,13 +22,20 @@ export interface ContainerGroups {
   writes(limits: { readonly memoryBytes: number; readonly pids: number }): GroupFileWrite[];
 }
 
+/** Beside one task: the program, an interpreter that waits with what it imported, and files that go in. */
+const OWN_BYTES = 4 * 2 ** 30;
+const OWN_PROCESSES = 64;
+
 /** @throws RUNTIME_START_FAILED, RUNTIME_LIMIT_UNAVAILABLE */
-export function containerGroups(id: string, { cpus }: PoolOptions): ContainerGroups {
+export function containerGroups(id: string, { cpus, defaults, most }: PoolOptions): ContainerGroups {
   const hierarchies = sandboxHierarchies();
+  const { memoryBytes, pids: processes } = highestLimits(defaults, most);
+  const whole = { cpus, memoryBytes: memoryBytes + OWN_BYTES, pids: processes + OWN_PROCESSES };
+  refuseUnavailable(whole, undefined, hierarchies);
   const plain = sandboxCgroups(id, undefined, { agent: true });
   const groups = plain.map((group, i) => ({
     ...group,
-    writes: [...group.writes, ...limitWritesIn(hierarchies[i]!, ['cpu'], { cpus }, undefined)],
+    writes: [...group.writes, ...limitWritesIn(hierarchies[i]!, ['cpu', 'memory', 'pids'], whole, undefined)],
   }));
   const holding = (controller: string) => hierarchies.findIndex(({ controllers }) => controllers.includes(controller));
   const [memory, pids] = [holding('memory'), holding('pids')];

@@ -9,23 +9,10 @@ import { type OciSpec, ociSpec } from '../backend/oci-spec.ts';
 import { defaultSeccompProfile } from '../backend/seccomp-profile.ts';
 import type { ContainerGroups } from './container-groups.ts';
 import type { ContainerSpec, PoolEnvironment, PoolOptions } from './pool-spec.ts';
-import { DEFAULT_LIMITS } from './task.ts';
+import { DEFAULT_LIMITS, PRIVATE_FOLDERS, TASK_HOME } from './task.ts';
 import type { TaskPlan } from './task-wire.ts';
 
-/** Where a task's programs start, and where relative paths lead. */
-export const TASK_FOLDER = '/work';
-export const TASK_HOME = '/home/sandbox';
 const TASK_ID = 1000;
-
-/** Empty for each task, on one tmpfs. Everything else is read-only. */
-export const PRIVATE_FOLDERS = [
-  { path: '/tmp', mode: 0o1777 },
-  { path: '/var/tmp', mode: 0o1777 },
-  { path: '/dev/shm', mode: 0o1777 },
-  { path: '/run', mode: 0o755 },
-  { path: TASK_HOME, mode: 0o700 },
-  { path: TASK_FOLDER, mode: 0o755 },
-] as const;
 
 /** New namespaces of mounts, message queues, processes and networks. */
 const NAMESPACES = 0x20000n | 0x8000000n | 0x20000000n | 0x40000000n;

@@ -2,21 +2,25 @@
  * FnCall on one node: its pools, and calls to them. A pool has a name and stays until it is removed; or it is made by the first call that names
  * an image, with the defaults, and goes when nobody has used it for a while.
  */
+import { availableParallelism } from 'node:os';
 import { isDsecError, messageOf } from '#base';
 import { type AgentBinary, findAgent } from '../backend/agent-binary.ts';
 import { fail } from '../errors.ts';
 import { type RuntimeFolders, runtimeFolders } from '../sandbox/state-folders.ts';
-import { imageEnvironment, TASK_FOLDER } from './container-plan.ts';
-import { Pool, type PoolState } from './pool.ts';
+import { imageEnvironment } from './container-plan.ts';
+import { Pool, type PoolShare, type PoolState } from './pool.ts';
 import type { PoolContainer, RawResult } from './pool-container.ts';
 import { environmentKey, type PoolEnvironment, type PoolOptions } from './pool-spec.ts';
 import { type PreparedTask, prepareTask, resultOf, sandboxError } from './run-task.ts';
-import { type FnCallTask, MAX_FILE_BYTES, type TaskResult } from './task.ts';
+import { type FnCallTask, MAX_FETCHED_BYTES, TASK_FOLDER, type TaskResult } from './task.ts';
 
 export interface FnCallOptions {
   readonly folders?: Partial<RuntimeFolders>;
   /** Told what is worth a line in a log. */
   readonly note?: (text: string) => void;
+  /** Pools that nobody named, and their containers together (default: 32, and 32 or four for each processor). */
+  readonly mostImplicit?: number;
+  readonly mostImplicitContainers?: number;
 }
 
 export interface PoolView extends PoolState {
@@ -31,16 +35,27 @@ export interface PoolView extends PoolState {
 /** Of a pool that nobody named. */
 const UNUSED_MS = 600_000;
 const MAX_FETCHED = 1000;
+/** Pools that nobody named, and containers of all of them together: who names images is not to have the whole machine by it. */
+const MOST_IMPLICIT = 32;
+const MOST_IMPLICIT_CONTAINERS = Math.max(32, 4 * availableParallelism());
+/** Of containers that died before they had the task. */
+const TRIES = 3;
 
 export class FnCallNode {
   private readonly folders: RuntimeFolders;
   private readonly note: (text: string) => void;
+  private readonly mostImplicit: number;
+  private readonly mostContainers: number;
+  /** Redefined: what runs and waits in them ends in them. */
+  private readonly draining = new Set<Pool>();
   private readonly named = new Map<string, Pool>();
   private readonly implicit = new Map<string, Pool>();
   private readonly imageEnvs = new WeakMap<Pool, Promise<readonly string[]>>();
   private readonly sweep: NodeJS.Timeout;
 
-  constructor({ folders, note = () => {} }: FnCallOptions = {}) {
+  constructor({ folders, note = () => {}, mostImplicit, mostImplicitContainers }: FnCallOptions = {}) {
+    this.mostImplicit = mostImplicit ?? MOST_IMPLICIT;
+    this.mostContainers = mostImplicitContainers ?? MOST_IMPLICIT_CONTAINERS;
     this.folders = runtimeFolders(folders);
     this.note = note;
     this.sweep = setInterval(() => this.dropUnused(), 30_000);
@@ -59,9 +74,16 @@ export class FnCallNode {
     if (before !== undefined && keyOf(before) === environmentKey(environment, options)) return before;
     const pool = this.make(name, environment, options);
     this.named.set(name, pool);
-    // What runs in it ends in it.
-    before?.close(UNUSED_MS).catch((error: unknown) => this.note(messageOf(error)));
+    if (before !== undefined) this.drain(before);
     return pool;
+  }
+
+  private drain(pool: Pool): void {
+    this.draining.add(pool);
+    pool
+      .close(UNUSED_MS)
+      .catch((error: unknown) => this.note(messageOf(error)))
+      .finally(() => this.draining.delete(pool));
   }
 
   /** @throws RUNTIME_FNCALL_NO_POOL */
@@ -97,19 +119,70 @@ export class FnCallNode {
     return this.named.has(name);
   }
 
-  /** The pool of an environment that nobody named. @throws as `definePool` */
+  /** The pool of an environment that nobody named. @throws RUNTIME_FNCALL_BUSY, as `definePool` */
   poolFor(environment: PoolEnvironment, options: PoolOptions = {}): Pool {
     const key = environmentKey(environment, options);
-    const found = this.implicit.get(key) ?? this.make(key, environment, options);
-    this.implicit.set(key, found);
-    return found;
+    const known = this.implicit.get(key);
+    if (known !== undefined) {
+      known.usedAt = Date.now();
+      return known;
+    }
+    while (this.implicit.size >= this.mostImplicit) {
+      const [longest] = this.unused();
+      if (longest === undefined) {
+        const reason = `${this.implicit.size} pools of images without a name are in use already`;
+        throw fail('RUNTIME_FNCALL_BUSY', { pool: key, reason, retryAfter: 5 });
+      }
+      this.drop(longest);
+    }
+    const made = this.make(key, environment, options, this.share);
+    this.implicit.set(key, made);
+    return made;
+  }
+
+  private readonly share: PoolShare = {
+    hasRoom: () => {
+      const sum = [...this.implicit.values()].reduce((all, pool) => all + pool.containers, 0);
+      if (sum < this.mostContainers) return true;
+      // The place of one that nobody uses is there when it has gone.
+      this.unused().find(([, pool]) => pool.spare());
+      return false;
+    },
+    freed: () => {
+      for (const pool of this.implicit.values()) pool.grow();
+    },
+  };
+
+  /** The longest unused first. */
+  private unused(): [string, Pool][] {
+    return [...this.implicit].filter(([, pool]) => pool.isIdle).sort(([, a], [, b]) => a.usedAt - b.usedAt);
+  }
+
+  private drop([key, pool]: [string, Pool]): void {
+    this.implicit.delete(key);
+    this.drain(pool);
   }
 
   /** @throws RUNTIME_FNCALL_TASK, RUNTIME_FNCALL_LANGUAGE, RUNTIME_FNCALL_BUSY, RUNTIME_FNCALL_CONTAINER */
   async run(pool: Pool, task: FnCallTask, signal?: AbortSignal): Promise<TaskResult> {
     const prepared = prepareTask(task, pool.spec.options);
     const imageEnv = await this.imageEnv(pool);
+    for (let tries = 1; ; tries++) {
+      const result = await this.runOnce(pool, prepared, imageEnv, tries < TRIES, signal);
+      if (result !== undefined) return result;
+    }
+  }
+
+  /** Undefined: the container died before it had the task. */
+  private runOnce(
+    pool: Pool,
+    prepared: PreparedTask,
+    imageEnv: readonly string[],
+    again: boolean,
+    signal: AbortSignal | undefined,
+  ): Promise<TaskResult | undefined> {
     return pool.with(async (container, queueMs) => {
+      if (again && container.isLost) return undefined;
       try {
         const raw = await this.runIn(container, prepared, imageEnv, signal);
         return resultOf(raw, prepared, pool.name, queueMs);
@@ -126,6 +199,7 @@ export class FnCallNode {
     imageEnv: readonly string[],
     signal: AbortSignal | undefined,
   ): Promise<RawResult> {
+    signal?.throwIfAborted();
     const { limits, task, files } = prepared;
     const order = {
       diskBytes: limits.diskBytes,
@@ -133,7 +207,7 @@ export class FnCallNode {
       cwd: TASK_FOLDER,
       fetch: task.fetch ?? [],
       maxFiles: MAX_FETCHED,
-      maxBytes: MAX_FILE_BYTES,
+      maxBytes: MAX_FETCHED_BYTES,
     };
     // Whoever called has gone, or the container keeps no time: then it ends with all that is in it.
     const end = () => void container.close().catch((error: unknown) => this.note(messageOf(error)));
@@ -154,22 +228,18 @@ export class FnCallNode {
     return known;
   }
 
-  private make(name: string, environment: PoolEnvironment, options: PoolOptions): Pool {
-    return new Pool(name, { environment, options, folders: this.folders, agent: usableAgent() }, this.note);
+  private make(name: string, environment: PoolEnvironment, options: PoolOptions, share?: PoolShare): Pool {
+    return new Pool(name, { environment, options, folders: this.folders, agent: usableAgent() }, this.note, share);
   }
 
   private dropUnused(): void {
-    for (const [key, pool] of this.implicit) {
-      if (!pool.isIdle || Date.now() - pool.usedAt < UNUSED_MS) continue;
-      this.implicit.delete(key);
-      pool.close().catch((error: unknown) => this.note(messageOf(error)));
-    }
+    for (const one of this.unused()) if (Date.now() - one[1].usedAt >= UNUSED_MS) this.drop(one);
   }
 
   /** Every container of it ends. */
   async close(): Promise<void> {
     clearInterval(this.sweep);
-    const all = [...this.named.values(), ...this.implicit.values()];
+    const all = [...this.named.values(), ...this.implicit.values(), ...this.draining];
     this.named.clear();
     this.implicit.clear();
     await Promise.all(all.map((pool) => pool.close()));

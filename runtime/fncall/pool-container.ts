@@ -31,9 +31,9 @@ import { imageReference, randomSandboxName, type SandboxRecord, writeRecord } fr
 import { lockName } from '../sandbox/sandboxes.ts';
 import { type SandboxFolders, sandboxFolders } from '../sandbox/state-folders.ts';
 import { type ContainerGroups, containerGroups, giveGroups } from './container-groups.ts';
-import { PRIVATE_FOLDERS, taskOci, taskPlan } from './container-plan.ts';
+import { taskOci, taskPlan } from './container-plan.ts';
 import type { ContainerSpec, PoolEnvironment } from './pool-spec.ts';
-import type { TaskFile } from './task.ts';
+import { PRIVATE_FOLDERS, type TaskFile } from './task.ts';
 import {
   configureBytes,
   filePayloads,
@@ -47,6 +47,9 @@ import {
   type TaskOrder,
   taskBytes,
 } from './task-wire.ts';
+
+/** Until the first task can come: what is to be imported is. */
+const FIRST_READY_MS = 240_000;
 
 /** What came of a task, as the container tells it. */
 export interface RawResult {
@@ -75,9 +78,20 @@ async function begin(spec: ContainerSpec): Promise<PoolContainer> {
     await removeFolder(places);
     releaseAndForget(lock);
   };
+  const end = () =>
+    undo().catch((error: unknown) => {
+      // What is left is whoever's can have the lock, by its record.
+      lock.release();
+      throw error;
+    });
   let child: Launcher | undefined;
   try {
     const idBase = await takeIds(name, folders, options.userns, 'none');
+    if (options.python !== undefined && idBase === undefined) {
+      throw fail('RUNTIME_FNCALL_UNAVAILABLE', {
+        reason: 'an interpreter that waits would be root of this machine: there are no user namespaces for it',
+      });
+    }
     mkdirSync(places.folder, { recursive: true, mode: 0o700 });
     record = recordOf(name, environment, idBase);
     writeRecord(places.record, record, false);
@@ -85,13 +99,13 @@ async function begin(spec: ContainerSpec): Promise<PoolContainer> {
     const groups = containerGroups(record.id, options);
     child = new Launcher(spec.agent);
     await launch(spec, record, places, groups, child);
-    const container = new PoolContainer(name, groups, child, undo);
+    const container = new PoolContainer(name, groups, child, end);
     child.socket.write(frameBytes(TASK_FRAME.configure, 0, configureBytes(await taskPlan(spec, groups))));
-    await container.firstReady();
+    await within(container.ready(), FIRST_READY_MS, `it was not ready after ${FIRST_READY_MS / 1000} s`);
     return container;
   } catch (error) {
     await child?.close();
-    await undo().catch(() => lock.release());
+    await end().catch(() => {});
     throw child?.explained(error) ?? error;
   }
 }
@@ -218,6 +232,8 @@ export class PoolContainer {
   private next = settled<void>();
   private problem: string | undefined;
   private closing: Promise<void> | undefined;
+  /** Told once, when no task can come any more. */
+  onLost: () => void = () => {};
 
   constructor(name: string, groups: ContainerGroups, launcher: Launcher, undo: () => Promise<void>) {
     this.name = name;
@@ -232,8 +248,8 @@ export class PoolContainer {
     );
   }
 
-  firstReady(): Promise<void> {
-    return this.next.promise;
+  get isLost(): boolean {
+    return this.problem !== undefined;
   }
 
   /** Resolves when the next task can come; rejects when none can, and then it has to be closed. */
@@ -243,10 +259,13 @@ export class PoolContainer {
 
   /** Once at a time, when it is ready. @throws RUNTIME_FNCALL_CONTAINER: nobody knows what became of it */
   run(order: TaskOrder, files: readonly TaskFile[]): Promise<RawResult> {
+    // `next` stays as it is then: no other one will come.
+    if (this.problem !== undefined) {
+      return Promise.reject(fail('RUNTIME_FNCALL_CONTAINER', { reason: this.problem }));
+    }
     this.tasks++;
     this.next = settled();
     return new Promise((resolve, reject) => {
-      if (this.problem !== undefined) return reject(fail('RUNTIME_FNCALL_CONTAINER', { reason: this.problem }));
       this.waiting = { steps: [], notRun: undefined, files: new Map(), resolve, reject };
       const parts: Buffer[] = [];
       for (const { path, mode, content } of files) {
@@ -283,15 +302,20 @@ export class PoolContainer {
         if (waiting !== undefined) waiting.notRun = readNotRun(payload);
         return;
       case TASK_FRAME.fetched: {
-        const { path, bytes } = readFetched(payload);
-        const parts = waiting?.files.get(path);
-        if (parts === undefined) waiting?.files.set(path, [bytes]);
-        else parts.push(bytes);
+        const { part, path, bytes } = readFetched(payload);
+        // By bytes: two names that are no UTF-8 may look the same.
+        const key = path.toString('latin1');
+        if (part === 'taken back') waiting?.files.delete(key);
+        else if (part === 'first') waiting?.files.set(key, [bytes]);
+        else waiting?.files.get(key)?.push(bytes);
         return;
       }
       case TASK_FRAME.end: {
         this.waiting = undefined;
-        const files = [...(waiting?.files ?? [])].map(([path, parts]) => ({ path, content: Buffer.concat(parts) }));
+        const files = [...(waiting?.files ?? [])].map(([path, parts]) => ({
+          path: Buffer.from(path, 'latin1').toString(),
+          content: Buffer.concat(parts),
+        }));
         waiting?.resolve({ steps: waiting.steps, notRun: waiting.notRun, files, fetchProblem: readText(payload) });
         return;
       }
@@ -309,11 +333,29 @@ export class PoolContainer {
   }
 
   private lost(reason: string): void {
+    const isNew = this.problem === undefined;
     this.problem ??= reason;
     const error = fail('RUNTIME_FNCALL_CONTAINER', { reason: this.problem });
     this.waiting?.reject(error);
     this.waiting = undefined;
     this.next.reject(error);
+    // It may have been ready before.
+    this.next = settled();
+    this.next.reject(error);
+    if (isNew) this.onLost();
+  }
+}
+
+/** What comes later than `ms` comes to nobody. @throws RUNTIME_FNCALL_CONTAINER */
+export async function within<T>(work: Promise<T>, ms: number, reason: string): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(fail('RUNTIME_FNCALL_CONTAINER', { reason })), ms);
+  });
+  try {
+    return await Promise.race([work, late]);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

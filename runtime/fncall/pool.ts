@@ -4,12 +4,14 @@
  * - A call gets a container that is ready, or waits; while calls wait and the ceiling is not reached, more are started, as many as wait.
  * - Calls are served in the order that they came. One that finds the queue full, or waits too long, is refused with how long to stay away.
  * - A container has one task at a time. What is not ready again afterwards (a trace was found, it died, it has done its number) is replaced.
+ * - What dies while it is ready, or keeps the next one waiting too long, is given up too.
+ * - A pool may share what it has room for with others (`PoolShare`): then it starts one only where there is some.
  * - A container that cannot be started is not tried in a circle: those that wait are told why, unless another one serves them.
  */
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
-import { type PoolContainer, startContainer } from './pool-container.ts';
+import { type PoolContainer, startContainer, within } from './pool-container.ts';
 import { type ContainerSpec, type PoolSettings, poolSettings } from './pool-spec.ts';
 
 export interface PoolState {
@@ -29,6 +31,14 @@ export interface PoolState {
   readonly problem: string | undefined;
 }
 
+/** What pools have together. */
+export interface PoolShare {
+  /** Whether one more container may be started. */
+  hasRoom(): boolean;
+  /** One has gone, or can be spared. */
+  freed(): void;
+}
+
 /** A call that waits for a container. */
 interface Waiting {
   readonly since: number;
@@ -37,6 +47,8 @@ interface Waiting {
   refuse(error: unknown): void;
 }
 
+/** To end what a task left, and to make the next one's place. */
+const CLEAN_MS = 60_000;
 /** After one that could not be started. */
 const START_PAUSE_MS = 1000;
 /** Started at once, at most: each mounts and makes groups. */
@@ -53,7 +65,9 @@ export class Pool {
   private readonly starts = new Set<Promise<void>>();
   private readonly note: (text: string) => void;
   private readonly sweep: NodeJS.Timeout;
-  private cleaning = 0;
+  private readonly cleaning = new Set<PoolContainer>();
+  private readonly share: PoolShare | undefined;
+  private draining = false;
   private pausedUntil = 0;
   private closed = false;
   private problem: string | undefined;
@@ -65,11 +79,12 @@ export class Pool {
   usedAt = Date.now();
 
   /** @throws RUNTIME_FNCALL_POOL_OPTION */
-  constructor(name: string, spec: ContainerSpec, note: (text: string) => void) {
+  constructor(name: string, spec: ContainerSpec, note: (text: string) => void, share?: PoolShare) {
     this.name = name;
     this.spec = spec;
     this.settings = poolSettings(spec.options);
     this.note = note;
+    this.share = share;
     this.sweep = setInterval(() => this.shrink(), Math.min(this.settings.idleMs, 5_000));
     this.sweep.unref();
     this.grow();
@@ -81,7 +96,7 @@ export class Pool {
       name,
       ready: this.ready.length,
       // Those that are looked through after a task, too.
-      busy: this.busy.size + this.cleaning,
+      busy: this.busy.size + this.cleaning.size,
       starting: this.starts.size,
       waiting: this.queue.length,
       floor: this.settings.floor,
@@ -97,9 +112,21 @@ export class Pool {
     return this.busy.size === 0 && this.queue.length === 0 && this.starts.size === 0;
   }
 
+  /** With those that are about to be there, or to go. */
+  get containers(): number {
+    return this.alive + this.ending.size;
+  }
+
+  /** Gives up one that nobody uses. False: there is none. */
+  spare(): boolean {
+    const one = this.ready.shift();
+    if (one !== undefined) this.giveUp(one.container);
+    return one !== undefined;
+  }
+
   /** Until the floor is there; for tests and whoever wants to begin warm. */
   async warm(): Promise<void> {
-    while (!this.closed && this.ready.length + this.busy.size + this.cleaning < this.settings.floor) {
+    while (!this.closed && this.ready.length + this.busy.size + this.cleaning.size < this.settings.floor) {
       if (this.starts.size === 0) {
         if (this.problem !== undefined) throw fail('RUNTIME_FNCALL_CONTAINER', { reason: this.problem });
         this.grow();
@@ -126,15 +153,16 @@ export class Pool {
     }
   }
 
-  private take(signal: AbortSignal | undefined): Promise<PoolContainer> {
-    if (this.closed) return Promise.reject(fail('RUNTIME_FNCALL_NO_POOL', { pool: this.name }));
+  private async take(signal: AbortSignal | undefined): Promise<PoolContainer> {
+    signal?.throwIfAborted();
+    if (this.closed) throw fail('RUNTIME_FNCALL_NO_POOL', { pool: this.name });
     // The one that was used last: its pages are warm, and the others may go when there is little to do.
     const found = this.ready.pop();
-    if (found !== undefined) return Promise.resolve(found.container);
+    if (found !== undefined) return found.container;
     const { queue, queueMs } = this.settings;
     // Those that a start is under way for are no queue yet.
     if (this.queue.length >= queue + this.room()) {
-      return Promise.reject(this.busyError(`${this.queue.length} calls wait already`));
+      throw this.busyError(`${this.queue.length} calls wait already`);
     }
     return new Promise((resolve, reject) => {
       const leave = () => {
@@ -174,12 +202,12 @@ export class Pool {
   }
 
   private get alive(): number {
-    return this.ready.length + this.busy.size + this.cleaning + this.starts.size;
+    return this.ready.length + this.busy.size + this.cleaning.size + this.starts.size;
   }
 
   /** How many more there may be, with those that are starting. */
   private room(): number {
-    return Math.max(0, this.settings.ceiling - this.ready.length - this.busy.size - this.cleaning);
+    return Math.max(0, this.settings.ceiling - this.ready.length - this.busy.size - this.cleaning.size);
   }
 
   private giveBack(container: PoolContainer): void {
@@ -187,15 +215,16 @@ export class Pool {
       this.giveUp(container);
       return;
     }
-    this.cleaning++;
-    container.ready().then(
+    this.cleaning.add(container);
+    within(container.ready(), CLEAN_MS, `it was not ready ${CLEAN_MS / 1000} s after a task`).then(
       () => {
-        this.cleaning--;
+        this.cleaning.delete(container);
         if (this.closed) this.giveUp(container);
         else this.offer(container);
       },
       (error: unknown) => {
-        this.cleaning--;
+        this.cleaning.delete(container);
+        if (this.closed) return this.giveUp(container);
         this.replaced++;
         this.note(`pool ${this.name}: ${container.name} is replaced: ${messageOf(error)}`);
         this.giveUp(container);
@@ -204,9 +233,29 @@ export class Pool {
   }
 
   private offer(container: PoolContainer): void {
+    if (container.isLost) {
+      this.giveUp(container);
+      return;
+    }
+    container.onLost = () => this.lostReady(container);
     const next = this.queue.shift();
     if (next !== undefined) next.give(container);
-    else this.ready.push({ container, since: Date.now() });
+    else if (this.draining) this.giveUp(container);
+    else {
+      this.ready.push({ container, since: Date.now() });
+      // Another pool may have waited for its place.
+      this.share?.freed();
+    }
+  }
+
+  /** While somebody has it, that one tells. */
+  private lostReady(container: PoolContainer): void {
+    const at = this.ready.findIndex((one) => one.container === container);
+    if (at < 0) return;
+    this.ready.splice(at, 1);
+    this.replaced++;
+    this.note(`pool ${this.name}: ${container.name} is replaced: it ended while it waited`);
+    this.giveUp(container);
   }
 
   private giveUp(container: PoolContainer): void {
@@ -216,20 +265,25 @@ export class Pool {
       .finally(() => {
         this.ending.delete(end);
         this.grow();
+        this.share?.freed();
       });
     this.ending.add(end);
   }
 
   /** Starts what is wanted and allowed. */
-  private grow(): void {
-    const { floor, ceiling } = this.settings;
+  grow(): void {
+    const { ceiling } = this.settings;
+    const floor = this.draining ? 0 : this.settings.floor;
     if (this.closed) return;
     if (Date.now() < this.pausedUntil) return;
     const wanted = Math.min(
       ceiling,
       Math.max(floor, this.alive - this.starts.size - this.ready.length + this.queue.length),
     );
-    while (this.alive < wanted && this.starts.size < STARTING_AT_ONCE) this.start();
+    while (this.alive < wanted && this.containers < ceiling && this.starts.size < STARTING_AT_ONCE) {
+      if (this.share?.hasRoom() === false) return;
+      this.start();
+    }
   }
 
   private start(): void {
@@ -245,6 +299,7 @@ export class Pool {
       .finally(() => {
         this.starts.delete(start);
         this.grow();
+        this.share?.freed();
       });
     this.starts.add(start);
   }
@@ -254,7 +309,7 @@ export class Pool {
     this.note(`pool ${this.name}: ${this.problem}`);
     this.pausedUntil = Date.now() + START_PAUSE_MS;
     setTimeout(() => this.grow(), START_PAUSE_MS + 1).unref();
-    if (this.ready.length + this.busy.size + this.cleaning + this.starts.size > 1) return;
+    if (this.alive > 1) return;
     // Nobody else will serve them.
     const told = isDsecError(error) ? error : fail('RUNTIME_FNCALL_CONTAINER', { reason: this.problem }, error);
     for (const one of [...this.queue]) one.refuse(told);
@@ -268,16 +323,20 @@ export class Pool {
     }
   }
 
-  /** Those that wait are refused; what runs is waited for, up to `drainMs`. */
+  /** What runs and waits is waited for, up to `drainMs`; then those that wait are refused, and what runs ends. */
   async close(drainMs = 0): Promise<void> {
+    const deadline = Date.now() + drainMs;
+    if (drainMs > 0) {
+      this.draining = true;
+      while (this.spare());
+      while (!this.closed && !this.isIdle && Date.now() < deadline) await delay(20);
+    }
     this.closed = true;
     clearInterval(this.sweep);
     for (const one of [...this.queue]) one.refuse(fail('RUNTIME_FNCALL_NO_POOL', { pool: this.name }));
     for (const { container } of this.ready.splice(0)) this.giveUp(container);
-    const deadline = Date.now() + drainMs;
-    while (this.busy.size > 0 && Date.now() < deadline) await delay(20);
-    for (const container of this.busy) this.giveUp(container);
+    for (const container of [...this.busy, ...this.cleaning]) this.giveUp(container);
     await Promise.all([...this.starts]);
-    while (this.ending.size > 0 || this.cleaning > 0) await Promise.race([...this.ending, delay(20)]);
+    while (this.ending.size > 0 || this.cleaning.size > 0) await Promise.race([...this.ending, delay(20)]);
   }
 }

@@ -1,17 +1,18 @@
 /** A task as orders for a container, and what the container tells as a result. */
 import { constants } from 'node:os';
 import { fail } from '../errors.ts';
-import { TASK_FOLDER, taskEnvironment } from './container-plan.ts';
+import { taskEnvironment } from './container-plan.ts';
 import { argumentsFor, languageNamed } from './languages.ts';
 import type { PoolContainer, RawResult } from './pool-container.ts';
 import type { PoolOptions } from './pool-spec.ts';
 import {
   type CheckedLimits,
   checkedTaskLimits,
+  checkRoom,
   checkTask,
   type FnCallTask,
-  MAX_FILE_BYTES,
   type StepResult,
+  TASK_FOLDER,
   type TaskFile,
   type TaskResult,
   type TaskStatus,
@@ -42,6 +43,7 @@ export function prepareTask(task: FnCallTask, options: PoolOptions): PreparedTas
   const given = (task.files ?? []).map((one) => ({ ...one, path: inFolder(one.path) }));
   const code = task.code === undefined ? [] : [{ path: inFolder(file), content: Buffer.from(task.code) }];
   const files = [...given, ...code];
+  checkRoom(files, limits.diskBytes);
   if (!files.some(({ path }) => path === inFolder(file))) {
     throw fail('RUNTIME_FNCALL_TASK', { field: 'code', problem: `there is none, and no file ${file} among its files` });
   }
@@ -50,7 +52,9 @@ export function prepareTask(task: FnCallTask, options: PoolOptions): PreparedTas
     throw fail('RUNTIME_FNCALL_TASK', { field: 'compileOnly', problem: `${name} is not compiled` });
   }
   const own = Object.entries({ ...language.env, ...task.env }).map(([key, value]) => `${key}=${value}`);
-  const warm = name === 'python' && options.python !== undefined && task.warm !== false;
+  // A fork does what `python3 FILE` does, and nothing else that a row may say.
+  const plain = language.compile === undefined && language.run[1] === '{file}';
+  const warm = name === 'python' && options.python !== undefined && plain && task.warm !== false;
   return {
     task,
     limits,
@@ -139,8 +143,6 @@ export function resultOf(raw: RawResult, prepared: PreparedTask, pool: string, q
 export function sandboxError(problem: string, pool: string, queueMs: number): TaskResult {
   return { status: 'sandbox_error', compile: undefined, run: undefined, files: [], problem, queueMs, pool };
 }
-
-export { MAX_FILE_BYTES };
 
 const STATUS_OF: Readonly<Record<Exclude<StepReport['reason'], 'none'>, StepResult['status']>> = {
   wall: 'time_limit',

@@ -154,9 +154,12 @@ export function readNotRun(payload: Buffer): { step: number; what: string; code:
   return { step, what: r.bytes().toString(), code };
 }
 
-export function readFetched(payload: Buffer): { more: boolean; path: string; bytes: Buffer } {
+const PARTS = ['first', 'more', 'taken back'] as const;
+
+/** `taken back`: it could not be given whole, and what came of it is none. */
+export function readFetched(payload: Buffer): { part: (typeof PARTS)[number]; path: Buffer; bytes: Buffer } {
   const r = new PayloadReader(payload);
-  return { more: r.u8() !== 0, path: r.bytes().toString(), bytes: Buffer.from(r.bytes()) };
+  return { part: PARTS[r.u8()] ?? 'more', path: Buffer.from(r.bytes()), bytes: Buffer.from(r.bytes()) };
 }
 
 export function readText(payload: Buffer): string {

@@ -4,6 +4,8 @@
  */
 
 import { isUtf8 } from 'node:buffer';
+import { totalmem } from 'node:os';
+import { posix } from 'node:path';
 import { fail } from '../errors.ts';
 
 export interface TaskFile {
@@ -94,6 +96,20 @@ export interface CheckedLimits {
   readonly diskBytes: number;
 }
 
+/** Where a task's programs start, and where relative paths lead. */
+export const TASK_FOLDER = '/work';
+export const TASK_HOME = '/home/sandbox';
+
+/** Empty for each task, on one tmpfs. Everything else is read-only. */
+export const PRIVATE_FOLDERS = [
+  { path: '/tmp', mode: 0o1777 },
+  { path: '/var/tmp', mode: 0o1777 },
+  { path: '/dev/shm', mode: 0o1777 },
+  { path: '/run', mode: 0o755 },
+  { path: TASK_HOME, mode: 0o700 },
+  { path: TASK_FOLDER, mode: 0o755 },
+] as const;
+
 const MIB = 2 ** 20;
 
 export const DEFAULT_LIMITS: CheckedLimits = {
@@ -106,7 +122,7 @@ export const DEFAULT_LIMITS: CheckedLimits = {
   diskBytes: 256 * MIB,
 };
 
-/** No task may ask for more, unless a pool says so. */
+/** What a pool may allow. */
 export const MOST: CheckedLimits = {
   wallMs: 3_600_000,
   compileMs: 3_600_000,
@@ -116,6 +132,15 @@ export const MOST: CheckedLimits = {
   // Both streams have to fit into one frame.
   outputBytes: 3 * MIB,
   diskBytes: 64 * 1024 * MIB,
+};
+
+/** No task may ask for more, unless its pool says so: it is not to have the machine for itself, nor for long. */
+export const USUAL_MOST: Partial<CheckedLimits> = {
+  wallMs: 600_000,
+  compileMs: 600_000,
+  memoryBytes: Math.max(DEFAULT_LIMITS.memoryBytes, Math.floor(totalmem() / 2)),
+  pids: 4096,
+  diskBytes: Math.max(DEFAULT_LIMITS.diskBytes, Math.floor(totalmem() / 2)),
 };
 
 const LEAST: Readonly<Record<keyof CheckedLimits, number>> = {
@@ -128,6 +153,13 @@ const LEAST: Readonly<Record<keyof CheckedLimits, number>> = {
   diskBytes: 64 * 1024,
 };
 
+/** What a task of a pool may have at the most. */
+export function highestLimits(defaults: TaskLimits = {}, most: TaskLimits = {}): { memoryBytes: number; pids: number } {
+  const highest = (name: 'memoryBytes' | 'pids') =>
+    Math.min(MOST[name], Math.max(most[name] ?? USUAL_MOST[name] ?? 0, defaults[name] ?? 0));
+  return { memoryBytes: highest('memoryBytes'), pids: highest('pids') };
+}
+
 /** @throws RUNTIME_FNCALL_TASK */
 export function checkedTaskLimits(
   given: TaskLimits = {},
@@ -137,7 +169,7 @@ export function checkedTaskLimits(
   const all: Record<string, number | undefined> = { ...DEFAULT_LIMITS };
   for (const name of Object.keys(LEAST) as (keyof CheckedLimits)[]) {
     const value = given[name] ?? defaults[name] ?? DEFAULT_LIMITS[name];
-    const highest = Math.min(most[name] ?? Number.POSITIVE_INFINITY, MOST[name]!);
+    const highest = Math.min(most[name] ?? USUAL_MOST[name] ?? Number.POSITIVE_INFINITY, MOST[name]!);
     if (value === undefined) continue;
     if (!Number.isSafeInteger(value) || value < LEAST[name] || (value > highest && given[name] !== undefined)) {
       throw fail('RUNTIME_FNCALL_TASK', {
@@ -151,8 +183,10 @@ export function checkedTaskLimits(
 }
 
 const MAX_FILES = 1000;
-/** Input and fetched files each, of one task. */
-export const MAX_FILE_BYTES = 256 * MIB;
+/** Input files of one task. */
+const MAX_FILE_BYTES = 256 * MIB;
+/** Those that it gives back: they are in our memory, and then in the answer. */
+export const MAX_FETCHED_BYTES = 32 * MIB;
 const MAX_ARGUMENT_BYTES = 128 * 1024;
 /** With the frame around it. */
 const MAX_STDIN_BYTES = 7 * MIB;
@@ -181,6 +215,18 @@ export function checkTask(task: FnCallTask): void {
   for (const pattern of task.fetch ?? []) checkPath('fetch', pattern);
 }
 
+const isPrivate = (path: string) => PRIVATE_FOLDERS.some((folder) => path.startsWith(`${folder.path}/`));
+
+const BLOCK = 4096;
+
+/** All of them are written before it begins. @throws RUNTIME_FNCALL_TASK */
+export function checkRoom(files: readonly TaskFile[], diskBytes: number): void {
+  const bytes = files.reduce((sum, { content }) => sum + Math.ceil(content.length / BLOCK) * BLOCK, 0);
+  if (bytes <= diskBytes) return;
+  const problem = `they take ${bytes} bytes, and limits.diskBytes is ${diskBytes}`;
+  throw fail('RUNTIME_FNCALL_TASK', { field: 'files', problem });
+}
+
 function checkPath(field: string, path: string): void {
   const problem =
     path === '' || path.endsWith('/')
@@ -191,12 +237,19 @@ function checkPath(field: string, path: string): void {
           ? 'it has a part ..'
           : path.length > 3000
             ? 'it is too long'
-            : undefined;
+            : path.startsWith('/') && !isPrivate(posix.normalize(path))
+              ? `it is in none of the task’s own folders: ${PRIVATE_FOLDERS.map((one) => one.path).join(', ')}`
+              : undefined;
   if (problem !== undefined)
     throw fail('RUNTIME_FNCALL_TASK', { field, problem: `${JSON.stringify(path)}: ${problem}` });
 }
 
-/** Text where it is text; programs write what they like. */
+/** Text where it is text; programs write what they like. What is mostly control characters would take six times its size as JSON. */
 export function textOf(bytes: Buffer): string | undefined {
-  return isUtf8(bytes) ? bytes.toString() : undefined;
+  if (!isUtf8(bytes)) return undefined;
+  let control = 0;
+  for (const byte of bytes) if (byte < 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) control++;
+  return control > SOME_CONTROL + bytes.length / 16 ? undefined : bytes.toString();
 }
+/** Colours of a terminal, say. */
+const SOME_CONTROL = 1000;

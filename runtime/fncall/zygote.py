@@ -37,6 +37,18 @@ def check(result):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def close_from(first):
+    check(CALL(436, first, 0xffffffff, 0))  # close_range
+
+
+def refuse_shared():
+    """Memory that all forks could write to would lead from one task to another."""
+    with open('/proc/self/maps') as file:
+        for line in file:
+            if line.split(None, 2)[1] == 'rw-s':
+                sys.exit('an imported module shares memory, which forks would share too: ' + line.strip())
+
+
 class Program(ctypes.Structure):
     _fields_ = [('len', ctypes.c_ushort), ('filter', ctypes.c_char_p)]
 
@@ -51,7 +63,8 @@ def stay():
     config = json.loads(setup[12 + length:])
     for name in config['imports']:
         importlib.import_module(name)
-    libc = ctypes.CDLL(None, use_errno=True)
+    refuse_shared()
+    libc = LIBC
     control = socket.socket(fileno=3)
     own = os.open('/proc/self/ns/pid', os.O_RDONLY)
     gc.collect()
@@ -75,9 +88,13 @@ def stay():
     # Its parent is to be the first process of the task's namespaces, which ends it and counts what it used.
     if os.fork() != 0:
         os._exit(0)
+    # What leads to the container and to what is beside the task: it has none of it from here on.
+    control.detach()
+    os.dup2(end, 3)
+    close_from(4)
     while os.getppid() != 1:
         time.sleep(0.0002)
-    channel = socket.socket(fileno=end)
+    channel = socket.socket(fileno=3)
     channel.send(b'p' + struct.pack('<i', os.getpid()))
     whole(channel, 1)
     with open('/proc/self/oom_score_adj', 'w') as file:
@@ -87,12 +104,13 @@ def stay():
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     check(libc.prctl(38, 1, 0, 0, 0))  # no_new_privs
+    check(libc.prctl(22, 2, ctypes.byref(Program(len(rules) // 8, rules)), 0, 0))  # before anybody may look into it
     check(libc.prctl(4, 1, 0, 0, 0))  # its own /proc/self belongs to it
     channel.send(b'd')
-    return channel, libc, rules
+    return channel
 
 
-def become(channel, libc, rules):
+def become(channel):
     """Takes up what the task says. The script's path."""
     head, fds, _, _ = socket.recv_fds(channel, 4, 3)
     if not head:
@@ -106,7 +124,7 @@ def become(channel, libc, rules):
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
     channel.detach()
-    os.closerange(3, 1024)
+    close_from(3)
     for _ in range(count):
         which, soft, hard = struct.unpack_from('<IQQ', data, at)
         at += 20
@@ -121,7 +139,6 @@ def become(channel, libc, rules):
         name, _, value = entry.partition('=')
         os.environ[name] = value
     time.tzset()
-    check(libc.prctl(22, 2, ctypes.byref(Program(len(rules) // 8, rules)), 0, 0))
     sys.argv = args
     sys.path[0] = os.path.dirname(os.path.abspath(args[0]))
     random.seed()
@@ -186,6 +203,8 @@ def status_of(code):
 
 
 OWN = globals()
-SCRIPT = become(*stay())
+LIBC = ctypes.CDLL(None, use_errno=True)
+CALL = LIBC.syscall
+SCRIPT = become(stay())
 sys.excepthook = hook
 os._exit(run(SCRIPT))

@@ -280,7 +280,7 @@ function notThisMachine(a: BpfAssembler): void {
   copy(a, AT('source') + 12, ROUTE + 16, 4);
   copy(a, AT('destination') + 12, ROUTE + 32, 4);
   a.label('route').move(1, reg(PACKET)).stack(2, ROUTE).move(3, 64).move(4, 0).call(HELPER.routeLookUp);
-  a.jumpIf('eq', 0, NOT_FORWARDED, 'this machine');
+  a.jumpIf('eq', 0, NOT_FORWARDED, 'this machine').jump('passes');
 }
 
 function verdicts(a: BpfAssembler, maps: ProgramMaps): void {

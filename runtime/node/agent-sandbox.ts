@@ -62,7 +62,7 @@ export abstract class AgentSandbox implements NodeSandbox {
   private overdue = false;
   leftSomething = false;
   /** Nobody wants to have its changes. */
-  private unwanted = false;
+  private unwanted: boolean;
   protected get nobodyWantsIt(): boolean {
     return this.unwanted;
   }
@@ -76,7 +76,8 @@ export abstract class AgentSandbox implements NodeSandbox {
     this.name = parts.record.name;
     this.backend = { name: parts.record.backend, features };
     const { record, places, spoolLimits } = parts;
-    const { pausedAt, stoodMs, defaults } = record.resident!;
+    const { pausedAt, stoodMs, defaults, removeAtEnd = false } = record.resident!;
+    this.unwanted = removeAtEnd;
     this.link = new AgentLink({
       name: record.name,
       channel,
@@ -143,8 +144,8 @@ export abstract class AgentSandbox implements NodeSandbox {
   }
   /** Ends it at once, also when it stands still. */
   protected abstract kill(): void;
-  /** It is to end, in a moment. */
-  protected abstract prepareStop(): Promise<void>;
+  /** It is to end, in a moment; no later than `timeMs`. */
+  protected abstract prepareStop(timeMs: number): Promise<void>;
   /** Beside the agent. */
   protected abstract hasProcesses(): boolean | Promise<boolean>;
   /** It has ended: before its agent's link is told. */
@@ -275,7 +276,7 @@ export abstract class AgentSandbox implements NodeSandbox {
   }
 
   private async stopIn(timeMs: number): Promise<SandboxEnd> {
-    await this.prepareStop();
+    await this.prepareStop(timeMs);
     const deadline = Date.now() + timeMs;
     if (this.ending === undefined && timeMs > 0 && (await this.hasProcesses())) {
       this.link.signalAll(SIGTERM);

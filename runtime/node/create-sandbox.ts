@@ -63,6 +63,8 @@ export interface CreateOptions extends AllLimits {
   /** What becomes of it when nobody has used it for so long: it ends by default. */
   readonly idleMs?: number;
   readonly idleAction?: IdleAction;
+  /** However it ends, it goes with all that it changed. */
+  readonly removeAtEnd?: boolean;
   /** `ls` by default. */
   readonly class?: ServiceClass;
   /** `private` where that can be, by default. */
@@ -138,6 +140,7 @@ export async function residentRecord(name: string, options: CreateOptions, state
       expiresAt: ttlMs === undefined ? undefined : new Date(now + ttlMs).toISOString(),
       idleMs: options.idleMs,
       idleAction: options.idleAction,
+      removeAtEnd: options.removeAtEnd === true ? true : undefined,
       class: options.class,
     },
   };

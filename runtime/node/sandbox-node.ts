@@ -4,7 +4,7 @@
  */
 import { existsSync, mkdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import { failPoint, messageOf } from '#base';
+import { failPoint, failPointSent, messageOf } from '#base';
 import { KeeperChannel, type Kept } from '../aether/keeper-channel.ts';
 import type { SpoolLimits } from '../aether/output-spool.ts';
 import type { AgentBinary } from '../backend/agent-binary.ts';
@@ -279,7 +279,7 @@ export class SandboxNode {
       return vm;
     }
     const noted = await launchResident(record, keeper, keptId, options, places, folders, agent);
-    failPoint('create-launched');
+    await failPointSent('create-launched');
     return this.adopt(noted, keeper, keptId);
   }
 
@@ -347,6 +347,7 @@ export class SandboxNode {
     if (isExpired) end = endNow('expired', `its time was up at ${expiresAt}`);
     if (stopAsked === true) end = endNow('stopped', 'it was stopped');
     try {
+      await this.network.release(record.id);
       await dismantle(record, places, this.folders, backendNamed(record.backend, this.folders.runDir));
       keepEnded(record, places, end);
     } catch {
@@ -378,6 +379,8 @@ export class SandboxNode {
     { id, state, pid, status }: Kept,
     record: SandboxRecord | undefined,
   ): Promise<void> {
+    // It had ended, and the keeper was not told any more: what it changed is to stay.
+    if (state === 'held' && record?.state === 'kept') return keeper.forget(id);
     if (state === 'held' && record?.machine?.ready === true) {
       const machine = this.adoptMachine(record, keeper, id);
       await machine.takeUp().catch((error) => this.options.onNote?.(messageOf(error)));

@@ -78,6 +78,8 @@ export interface ResidentFacts {
   /** What becomes of it when nobody has used it for so long. */
   readonly idleMs?: number;
   readonly idleAction?: IdleAction;
+  /** Nobody wants what it changed. */
+  readonly removeAtEnd?: boolean;
   readonly class?: ServiceClass;
   /** ISO 8601: it is paused, or is to be. */
   readonly pausedAt?: string;

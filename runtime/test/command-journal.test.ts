@@ -3,7 +3,7 @@ import * as fs from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { CommandJournal, type CommandRecord, commandFolder } from '../aether/command-journal.ts';
+import { CommandJournal, type CommandRecord, commandFolder, shownArgs } from '../aether/command-journal.ts';
 import { accountsState } from '../sandbox/accounts-state.ts';
 
 const RESULT = { exitCode: 3, timedOut: false, outOfMemory: false, stdoutBytes: 0, stderrBytes: 0, durationMs: 5 };
@@ -36,7 +36,7 @@ describe('the journal of commands', () => {
     expect(again().records()).toEqual([record(1, { requestId: 'a', result: RESULT }), record(2)]);
     journal.end({ ...record(2), lost: 'nobody knows' });
     journal.begin(record(3));
-    journal.forget(3, false);
+    journal.forget(3);
     const third = again();
     expect(third.records()[1]).toEqual(record(2, { lost: 'nobody knows' }));
     expect([third.records().length, third.lastId]).toEqual([2, 3]);
@@ -74,15 +74,32 @@ describe('the journal of commands', () => {
     for (let id = 1; id <= 2000; id++) {
       journal.begin(record(id, { args }));
       journal.end({ ...record(id), result: RESULT });
-      if (id > 10) journal.forget(id - 10, false);
+      if (id > 10) journal.forget(id - 10);
     }
     expect(fs.statSync(path()).size).toBeLessThan(512 << 10);
-    for (let id = 1991; id <= 2000; id++) journal.forget(id, false);
+    for (let id = 1991; id <= 2000; id++) journal.forget(id);
     for (let i = 0; i < 5000; i++) journal.begin(record(2001, { args }));
-    journal.forget(2001, false);
+    journal.forget(2001);
     journal.close();
     const next = again();
     expect([next.records(), next.lastId]).toEqual([[], 2001]);
+  });
+
+  it('is written anew only when that spares something, whatever it says', () => {
+    const journal = again();
+    const args = shownArgs(['漢'.repeat(20_000), 'x'.repeat(1_000_000), Buffer.from('more')]);
+    expect(args).toEqual([`${'漢'.repeat(16 << 10)}…`, '…']);
+    for (let id = 1; id <= 256; id++) journal.begin(record(id, { args }));
+    let anew = 0;
+    for (let id = 257; id <= 300; id++) {
+      const { ino } = fs.statSync(path());
+      journal.begin(record(id, { args }));
+      journal.forget(id - 256);
+      if (fs.statSync(path()).ino !== ino) anew++;
+    }
+    expect(anew).toBeLessThanOrEqual(1);
+    journal.close();
+    expect(again().records().length).toBe(256);
   });
 
   it('removes output with what it was of, and gives out no number that output has', () => {
@@ -91,7 +108,7 @@ describe('the journal of commands', () => {
     expect(journal.lastId).toBe(41);
     journal.begin(record(42));
     fs.mkdirSync(commandFolder(commands(), 42));
-    journal.forget(42, true);
+    journal.forget(42);
     expect(fs.readdirSync(commands()).sort()).toEqual(['41', 'journal']);
     journal.close();
   });

@@ -187,15 +187,59 @@ describe.skipIf(python === undefined)('FnCall', () => {
       });
       const lacking = await run('cold', { code: 'fn main() {}', language: 'rust' });
       expect([lacking.status, lacking.problem]).toEqual(['sandbox_error', 'rustc could not be run: ENOENT']);
-      const outside = await run('cold', { code: '', files: [{ path: '/etc/passwd', content: Buffer.from('x') }] });
-      expect([outside.status, outside.problem]).toEqual(['runtime_error', '/etc/passwd could not be written: EROFS']);
+      const content = Buffer.alloc(5000);
+      for (const path of ['/etc/passwd', '/proc/self/oom_score_adj', '//etc/passwd', '/work', '/workplace/x']) {
+        await expect(run('cold', { code: '', files: [{ path, content }] })).rejects.toMatchObject({ code });
+        await expect(run('cold', { code: '', fetch: [path] })).rejects.toMatchObject({ code });
+      }
+      await expect(run('cold', { code: '', fetch: ['/**/x'] })).rejects.toMatchObject({ code });
+      const files = Array.from({ length: 16 }, (_, i) => ({ path: `f${i}`, content }));
+      await expect(run('cold', { code: '', files, limits: { diskBytes: 65_536 } })).rejects.toMatchObject({ code });
+      await expect(run('cold', { code: '', limits: { wallMs: 3_000_000 } })).rejects.toMatchObject({ code });
       const large = Buffer.alloc(9 << 20, 7);
       const taken = await run('cold', {
         code: 'import hashlib; print(len(open("large", "rb").read()))',
         files: [{ path: 'large', content: large }],
-        fetch: ['large'],
+        fetch: ['large', 'l*', '/work/**/**/**/large'],
       });
+      expect(taken.files.length).toBe(1);
       expect([output(taken), taken.files[0]!.content.equals(large)]).toEqual([`${large.length}\n`, true]);
+    },
+    TIME,
+  );
+
+  it(
+    'gives back what there is room for, and no part of a file',
+    async () => {
+      const code = 'open("a", "w").write("a")\nopen("b", "wb").truncate(33 << 20)';
+      const result = await run('cold', { code, fetch: ['?'] });
+      expect(result.files.map(({ path }) => path)).toEqual(['a']);
+      expect(result.problem).toBe(`files to fetch: they are larger than ${32 << 20} bytes together`);
+    },
+    TIME,
+  );
+
+  it(
+    'lets no task find the interpreter that waits, nor what leads to the container',
+    async () => {
+      const look = { language: 'sh', code: 'cat /proc/[0-9]*/comm' };
+      expect(output(await run('warm', look))).toBe(output(await run('cold', look)));
+      const code =
+        'import os\nprint(sorted(os.listdir("/proc/self/fd")))\nprint([line for line in open("/proc/self/status") if line.startswith("Seccomp:")])';
+      expect(output(await run('warm', { code }))).toBe("['0', '1', '2', '3']\n['Seccomp:\\t2\\n']\n");
+      const small = await run('warm', { code: 'x = bytearray(20 << 20)', limits: { memoryBytes: 4 << 20 } });
+      expect(small.status).toBe('memory_limit');
+    },
+    TIME,
+  );
+
+  it(
+    'has no interpreter that waits as root of the machine',
+    async () => {
+      const open = node.poolFor({ store: site.store, base: image }, { ceiling: 1, userns: 'host', python: {} });
+      await expect(node.run(open, { language: 'python', code: '' })).rejects.toMatchObject({
+        code: 'RUNTIME_FNCALL_UNAVAILABLE',
+      });
     },
     TIME,
   );
@@ -325,6 +369,65 @@ describe.skipIf(python === undefined)('FnCall', () => {
       expect((await asked).status).toBe('sandbox_error');
       for (let i = 0; i < 4; i++)
         expect(output(await node.run(fragile, { language: 'sh', code: 'echo ok' }))).toBe('ok\n');
+    },
+    TIME,
+  );
+
+  it(
+    'replaces a container that dies while it waits',
+    async () => {
+      const waiting = node.poolFor({ store: site.store, base: image }, { floor: 1, ceiling: 1, queueMs: 120_001 });
+      await waiting.warm();
+      const { ready } = waiting as unknown as {
+        ready: { container: { launcher: { child: { pid: number } } } }[];
+      };
+      process.kill(ready[0]!.container.launcher.child.pid, 'SIGKILL');
+      while (waiting.state.replaced === 0) await delay(10);
+      expect(output(await node.run(waiting, { language: 'sh', code: 'echo ok' }))).toBe('ok\n');
+      const gone = AbortSignal.abort(new Error('gone'));
+      await expect(node.run(waiting, { language: 'sh', code: '' }, gone)).rejects.toThrow('gone');
+      expect(waiting.state).toMatchObject({ replaced: 1, tasks: 1 });
+    },
+    TIME,
+  );
+
+  it(
+    'bounds pools that nobody named, and gives up those that nobody uses',
+    async () => {
+      const few = new FnCallNode({ folders: site.folders, mostImplicit: 2, mostImplicitContainers: 1 });
+      try {
+        const of = (queueMs: number) => few.poolFor({ store: site.store, base: image }, { queueMs });
+        const task = { language: 'sh', code: 'echo ok' };
+        for (const queueMs of [120_001, 120_002, 120_003]) {
+          // Each in the place of the one before.
+          expect(output(await few.run(of(queueMs), task))).toBe('ok\n');
+        }
+        expect(few.pools().map(({ options }) => options.queueMs)).toEqual([120_002, 120_003]);
+        const stop = new AbortController();
+        const long = { language: 'sh', code: 'sleep 300', limits: { wallMs: 400_000 } };
+        const calls = [of(120_002), of(120_003)].map((one) => few.run(one, long, stop.signal).catch(() => undefined));
+        while (few.pools().some(({ busy, waiting }) => busy + waiting === 0)) await delay(10);
+        expect(() => of(120_004)).toThrow(expect.objectContaining({ code: 'RUNTIME_FNCALL_BUSY' }));
+        stop.abort(new Error('gone'));
+        await Promise.all(calls);
+      } finally {
+        await few.close();
+      }
+    },
+    TIME,
+  );
+
+  it(
+    'lets what runs and waits in a pool that is changed end in it',
+    async () => {
+      const environment = { store: site.store, base: image };
+      const before = await node.definePool('changing', environment, { ceiling: 1, queueMs: 120_000 });
+      const calls = [1, 2].map(() => node.run(before, { language: 'sh', code: 'sleep 1; echo ok' }));
+      while (before.state.busy === 0) await delay(10);
+      const after = await node.definePool('changing', environment, { ceiling: 2, queueMs: 120_000 });
+      expect(after).not.toBe(before);
+      expect((await Promise.all(calls)).map(output)).toEqual(['ok\n', 'ok\n']);
+      await node.removePool('changing');
     },
     TIME,
   );

@@ -96,6 +96,10 @@ describe('graphics processors', () => {
     await expect(waits).rejects.toMatchObject({ code: 'RUNTIME_FNCALL_BUSY' });
     expect((await behind).gpu).toBe(held.gpu);
     scheduler.update([]);
+    // Away for a moment: it is still somebody's.
+    scheduler.update([held.gpu]);
+    expect(scheduler.state.find(({ gpu }) => gpu.uuid === held.gpu.uuid)!.tasks).toBeGreaterThan(0);
+    scheduler.update([]);
     held.release();
     expect(scheduler.state).toEqual([]);
   });

@@ -237,6 +237,23 @@ print(time.time() - begun)`;
     await until('it is answered again', async () => (await tcp(flooder, 'web.test', 80)) === reached);
   });
 
+  it('drops nothing of what is allowed, however much of it there is', async () => {
+    const sandbox = await all.create({ rules: [{ allow: HOST4, ports: [443] }] });
+    const before = sandbox.network.counters();
+    inNamespace(
+      sandbox,
+      `
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for i in range(20000):
+    try: s.sendto(b'x' * 100, ('${HOST4}', 443))
+    except OSError: pass`,
+    );
+    const after = sandbox.network.counters();
+    expect(after.deniedPackets).toBe(before.deniedPackets);
+    expect(after.allowedPackets - before.allowedPackets).toBeGreaterThan(10_000);
+  });
+
   it('believes no packet of root inside', async () => {
     const sandbox = await all.create({ rules: [{ allow: HOST4 }] });
     const { ipv4 } = sandbox.network.view();

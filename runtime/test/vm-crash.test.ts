@@ -24,7 +24,7 @@ const EARLY = [
 const all = process.env.DSEC_VM_STEPS === 'all';
 const LATER = all
   ? ['pause-recorded', 'vm-snapshot-taken', 'vm-paused', 'vm-restored', 'vm-resumed', 'pack-frozen']
-  : ['vm-snapshot-taken', 'vm-restored', 'pack-frozen'];
+  : ['pause-recorded', 'vm-snapshot-taken', 'vm-restored', 'pack-frozen'];
 const LAST = all ? ['end-begun', 'end-dismantled'] : ['end-begun'];
 
 describe.skipIf(!canRunVms())('a virtual machine whose service was killed', { timeout: 600_000 }, () => {

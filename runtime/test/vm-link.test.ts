@@ -13,6 +13,9 @@ import { until } from './resident-fixture.ts';
 /** A guest as the real one is (runtime/agent/src/guest/link.rs), which can be cut off. */
 class Guest {
   readonly got: number[] = [];
+  connections = 0;
+  /** It reads nothing. */
+  deaf = false;
   /** Numbers of frames that it sent and that were not taken. */
   private readonly untaken: { readonly number: number; readonly payload: Buffer }[] = [];
   private session = 0n;
@@ -24,10 +27,12 @@ class Guest {
   constructor(path: string) {
     this.server = createServer((socket) => {
       this.socket = socket;
+      this.connections++;
       const parser = new PacketParser();
       socket.on('error', () => {});
       socket.on('data', (bytes) => {
         for (const packet of parser.push(bytes)) this.handle(packet);
+        if (this.deaf) socket.pause();
       });
     }).listen(path);
   }
@@ -166,6 +171,55 @@ describe('the link to a guest', { timeout: 120_000 }, () => {
       guest = new Guest(join(folder, 's'));
       await once((guest as unknown as { server: Server }).server, 'listening');
     }
+  });
+
+  it('hears no more of one whose packets are all damaged, each of which costs a sum', async () => {
+    const broken: string[] = [];
+    const link = open([], broken);
+    const { session } = link as unknown as { session: bigint };
+    guest.say(1);
+    await until('it is open', () => guest.pending === 0);
+    const packet = packetBytes({ kind: PACKET.frames, session, number: 2, taken: 0, payload: Buffer.alloc(200, 1) });
+    packet[100] = 2;
+    for (let n = 0; n < 9; n++) guest.raw(packet);
+    await until('it is done with it', () => broken.length > 0);
+    expect(broken).toEqual([expect.stringContaining('damaged')]);
+    link.close();
+  });
+
+  it('keeps little in memory for one that greets again and again and reads nothing, which loses nothing', async () => {
+    const link = open([]);
+    guest.say(1);
+    await until('it is open', () => guest.pending === 0);
+    guest.deaf = true;
+    const big = Buffer.alloc(100_000);
+    for (let n = 1; n <= 20; n++) link.toAgent(50, n, big);
+    const { session } = link as unknown as { session: bigint };
+    const payload = new PayloadWriter().u32(PROTOCOL_VERSION).bytes('build').bytes('boot').done();
+    const connections = guest.connections;
+    let most = 0;
+    for (let n = 0; n < 200 && guest.connections === connections; n++) {
+      guest.raw(packetBytes({ kind: PACKET.welcome, session, number: 0, taken: 0, payload }));
+      await new Promise(setImmediate);
+      const { socket } = link as unknown as { socket?: Socket };
+      most = Math.max(most, socket?.writableLength ?? 0);
+    }
+    await until('it is connected anew', () => guest.connections > connections);
+    expect(most).toBeLessThan(10 << 20);
+    guest.deaf = false;
+    guest.cut();
+    await until('all has come', () => guest.got.length >= 40);
+    expect(new Set(guest.got).size).toBe(guest.got.length === 40 ? 21 : 0);
+    link.close();
+  });
+
+  it('waits for an answer for so long, and no longer', async () => {
+    const link = open([]);
+    await expect(link.work(Buffer.alloc(8), 50)).rejects.toMatchObject({ code: 'VM_GUEST_SILENT' });
+    guest.cut();
+    link.toAgent(50, 1);
+    await expect(link.settled(0)).rejects.toMatchObject({ code: 'VM_GUEST_SILENT' });
+    link.close();
   });
 
   it('finds packets in any stream, cut anywhere', () => {

@@ -12,6 +12,7 @@ import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { sandboxFolders } from '../sandbox/state-folders.ts';
 import { PACKET, packetBytes } from '../vm/guest/packets.ts';
 import { readMachineRecord } from '../vm/qemu/machine-process.ts';
+import { hasSnapshot, snapshotFolder } from '../vm/vm-pausing.ts';
 import { vmPlaces } from '../vm/vm-places.ts';
 import { say, told, until } from './resident-fixture.ts';
 import { canRunVms, createVm, ResidentSite } from './vm-site.ts';
@@ -117,6 +118,29 @@ describe.skipIf(!canRunVms())('a sandbox in a virtual machine', { timeout: 600_0
     expect((await told(waiting)).stdout).toBe('got it\n');
   });
 
+  it('is paused again by whoever looks at its changes, also when both are asked at once', async () => {
+    await box.pause();
+    const [seen] = await Promise.all([
+      box.whileStill(async ({ upper }) => fs.existsSync(`${upper}/tmp/b`)),
+      box.pause(),
+      box.whileStill(async () => {}),
+    ]);
+    expect(seen).toBe(true);
+    expect(box.state).toBe('paused');
+  });
+
+  it('says so when it cannot be resumed, and is paused as before', async () => {
+    const state = `${snapshotFolder(sandboxFolders(all.site.folders, box.name).folder)}/state`;
+    await box.pause();
+    fs.renameSync(state, `${state}.away`);
+    await expect(box.exec({ args: ['true'] })).rejects.toThrow();
+    await expect(box.files.stat('/tmp')).rejects.toThrow();
+    expect(box.state).toBe('paused');
+    fs.renameSync(`${state}.away`, state);
+    expect(await say(box, 'cat /tmp/b')).toBe('more\n');
+    expect(hasSnapshot(sandboxFolders(all.site.folders, box.name).folder)).toBe(false);
+  });
+
   it('shows what it changed as it was at one moment, and goes on meanwhile', async () => {
     await say(
       box,
@@ -156,6 +180,18 @@ describe.skipIf(!canRunVms())('a sandbox in a virtual machine', { timeout: 600_0
     expect(kept).toBe('later\n');
     await all.node.remove(box.name);
     expect(fs.existsSync(sandboxFolders(all.site.folders, box.name).folder)).toBe(false);
+    expect(all.site.leftovers()).toMatchObject({ mounts: [], folders: [] });
+  });
+
+  it('ends at once while it is being paused', async () => {
+    const other = await createVm(all);
+    const pausing = other.pause().catch(() => {});
+    await until('its memory is being written', async () =>
+      fs.existsSync(`${snapshotFolder(sandboxFolders(all.site.folders, other.name).folder)}.part`),
+    );
+    expect(await other.stop({ timeMs: 0 })).toMatchObject({ reason: 'stopped' });
+    await pausing;
+    await all.node.remove(other.name);
     expect(all.site.leftovers()).toMatchObject({ mounts: [], folders: [] });
   });
 });

@@ -1,6 +1,7 @@
 /** What of a sandbox's virtual machine is on its record: how large it is and what keeps it small, so that the same machine can be made again. */
 import { availableParallelism, totalmem } from 'node:os';
 import { fail } from '../errors.ts';
+import { MACHINE_SIZES } from '../sandbox-api/backends.ts';
 import type { AllLimits } from '../sandbox-api/limits.ts';
 import type { MemoryOptions } from '../sandbox-api/memory-options.ts';
 import { LEAST_DISK_BYTES } from './disk/upper-disk.ts';
@@ -22,8 +23,7 @@ const MIB = 1024 * 1024;
 const STEP = 2 * MIB;
 /** The guest's kernel takes some 80 MiB of it. */
 export const LEAST_MEMORY_BYTES = 128 * MIB;
-const DEFAULT_MEMORY_BYTES = 1024 * MIB;
-const DEFAULT_CPUS = 2;
+const DEFAULT = MACHINE_SIZES.microvm;
 
 export interface VmWish {
   readonly memory?: MemoryOptions;
@@ -51,8 +51,8 @@ export function vmFacts(driver: VmDriver, limits: AllLimits, wish: VmWish): VmFa
   const wanted = lazy && asked?.pmem === undefined ? { ...asked, pmem: false } : asked;
   return {
     driver: driver.name,
-    cpus: cpus === undefined ? Math.min(DEFAULT_CPUS, availableParallelism()) : Math.max(1, Math.ceil(cpus)),
-    memoryBytes: Math.ceil((memoryBytes ?? Math.min(DEFAULT_MEMORY_BYTES, totalmem() / 4)) / STEP) * STEP,
+    cpus: cpus === undefined ? Math.min(DEFAULT.cpus, availableParallelism()) : Math.max(1, Math.ceil(cpus)),
+    memoryBytes: Math.ceil((memoryBytes ?? Math.min(DEFAULT.memoryBytes, totalmem() / 4)) / STEP) * STEP,
     memory: guestMemory(wanted, driver),
     dockerDiskBytes,
   };

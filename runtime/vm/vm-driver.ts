@@ -148,7 +148,8 @@ export interface VmConsole {
   recent(): Buffer;
   /** What comes from now on. Returns what ends it. */
   follow(listener: (bytes: Buffer) => void): () => void;
-  write(bytes: Buffer): void;
+  /** Resolves when more can be written. */
+  write(bytes: Buffer, signal?: AbortSignal): Promise<void>;
 }
 
 /** A command of QEMU's monitor protocol. @throws VM_MONITOR */

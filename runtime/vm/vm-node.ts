@@ -1,5 +1,4 @@
 /** Sandboxes of a node that are virtual machines: made, and found again by a process that comes after a killed one. */
-import { existsSync } from 'node:fs';
 import { failPoint, messageOf } from '#base';
 import type { AgentSandboxParts } from '../node/agent-sandbox.ts';
 import type { CreateOptions } from '../node/create-sandbox.ts';
@@ -7,7 +6,7 @@ import { createVm } from './create-vm.ts';
 import { serveDisks } from './disk/upper-disk.ts';
 import type { RunningVm } from './vm-driver.ts';
 import { sandboxVmDriver } from './vm-drivers.ts';
-import { snapshotFolder } from './vm-pausing.ts';
+import { forgetSnapshot, hasSnapshot } from './vm-pausing.ts';
 import { vmPlaces } from './vm-places.ts';
 import { VmSandbox } from './vm-sandbox.ts';
 
@@ -32,11 +31,13 @@ export async function findVm(parts: AgentSandboxParts, release: () => void): Pro
   try {
     const driver = sandboxVmDriver();
     const machine = vmPlaces(folders.runDir, record.id);
-    const isPaused = record.resident?.pausedAt !== undefined && existsSync(snapshotFolder(places.folder));
+    const isPaused = record.resident?.pausedAt !== undefined && hasSnapshot(places.folder);
     let vm: RunningVm | undefined;
     if (!isPaused) {
       vm = await driver.find(machine.folder);
       if (vm === undefined) return undefined;
+      // Its disk may have changed since.
+      forgetSnapshot(places.folder);
     } else {
       // Beside a whole snapshot it was to end, or had not begun to run again.
       await driver.sweep(machine.folder);

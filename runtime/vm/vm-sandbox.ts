@@ -16,7 +16,7 @@ import type { Capability } from '../sandbox-api/capabilities.ts';
 import { type AllLimits, changedLimits, type LimitChanges } from '../sandbox-api/limits.ts';
 import type { PauseReport, SandboxEnd } from '../sandbox-api/sandbox.ts';
 import type { SandboxUsage } from '../sandbox-api/usage.ts';
-import { attachUpper, exportUpper, forgetUpper } from './disk/read-upper.ts';
+import { attachUpper, checkUpper, exportUpper, forgetUpper } from './disk/read-upper.ts';
 import type { ServedDisks } from './disk/upper-disk.ts';
 import { GUEST_COMMANDS, guestTrees, guestUsage } from './guest/guest-groups.ts';
 import { GuestLink } from './guest/guest-link.ts';
@@ -49,6 +49,8 @@ export const MICROVM_FEATURES: ReadonlySet<Capability> = new Set<Capability>([
 /** Until its guest has put away its disk. */
 const POWER_OFF_MS = 20_000;
 const BOOT_MS = 300_000;
+/** It writes first what is in memory alone. */
+const FREEZE_MS = 120_000;
 
 export interface VmSandboxParts extends AgentSandboxParts {
   readonly driver: SandboxVmDriver;
@@ -71,6 +73,7 @@ export class VmSandbox extends AgentSandbox {
   private broken: string | undefined;
   private changing: Promise<unknown> = Promise.resolve();
   private killing = false;
+  private isStarted = false;
   /** Copies of its changes, one after the other. */
   private packing: Promise<unknown> = Promise.resolve();
   private readonly over = new AbortController();
@@ -101,6 +104,8 @@ export class VmSandbox extends AgentSandbox {
       vm: () => this.vm,
       leaves: () => {
         this.vm = undefined;
+        // Its end, which nobody hears of now, was what was waited for.
+        if (this.killing) this.hasStopped();
       },
       comes: (vm) => this.watchMachine(vm),
       refuseEnded: () => this.refuseEnded(),
@@ -117,15 +122,18 @@ export class VmSandbox extends AgentSandbox {
     }
   }
 
-  /** It ran before this process did, or is paused. */
+  /** It ran before this process did, or is paused. What its guest answers to this is not waited for: it may hang. */
   async takeUp(): Promise<void> {
     this.noteReady.resolve();
     if (this.vm === undefined) return;
     if ((await this.vm.state()) === 'stopped') await this.vm.cont();
+    // It was to be paused, which has come to nothing.
+    this.link.go();
     if (this.record.resident?.pausedAt !== undefined) this.note({ pausedAt: undefined });
     // Whoever was reading its disk may have been killed at it.
-    this.guest.work(guestWork.thaw()).catch(() => {});
-    await this.link.reconcile();
+    for (const work of [guestWork.thaw(), guestWork.clock(), guestWork.entropy()])
+      this.guest.work(work).catch(() => {});
+    this.link.reconcile().catch((error) => this.parts.onNote?.(`${this.name}: ${messageOf(error)}`));
   }
 
   pause(): Promise<PauseReport> {
@@ -151,15 +159,16 @@ export class VmSandbox extends AgentSandbox {
     const { signal } = this.over;
     try {
       await this.pausing.still(async () => {
-        await this.guest.work(guestWork.freeze());
-        failPoint('pack-frozen');
         try {
+          await this.guest.work(guestWork.freeze(), FREEZE_MS);
+          failPoint('pack-frozen');
           await exportUpper(disks.upper.disk, places, signal);
         } finally {
           await this.guest.work(guestWork.thaw()).catch(() => {});
         }
       });
       this.refuseEnded();
+      await checkUpper(places, signal);
       const upper = attachUpper(places, this.record.mountPoints);
       return await work({ record: this.record, upper, openFiles: [], done() {}, signal });
     } finally {
@@ -233,7 +242,12 @@ export class VmSandbox extends AgentSandbox {
   }
 
   private hasStarted(made: readonly string[]): void {
+    // A guest may say so as often as it likes.
+    if (this.isStarted || this.record.vm!.isReady === true) return;
+    this.isStarted = true;
     clearTimeout(this.bootTimer);
+    // What it was told is of before it booted.
+    this.guest.work(guestWork.clock()).catch(() => {});
     const { mountPoints } = this.record;
     const { cwd } = this.record.resident!.defaults;
     this.prepare(made, mountPoints, cwd).then(
@@ -298,11 +312,11 @@ export class VmSandbox extends AgentSandbox {
     this.killing = true;
     const { vm } = this;
     if (vm === undefined) {
-      this.hasEnded(this.knownEnd(false) ?? endNow('stopped', 'it was stopped'));
+      this.hasStopped();
       return;
     }
     const off = () => vm.kill().catch(() => {});
-    if (this.nobodyWantsIt) {
+    if (this.nobodyWantsIt || this.pausing.isSaving) {
       off();
       return;
     }
@@ -314,8 +328,12 @@ export class VmSandbox extends AgentSandbox {
     vm.ended.finally(() => clearTimeout(timer)).catch(() => {});
   }
 
-  protected async prepareStop(): Promise<void> {
-    await this.pausing.settle();
+  private hasStopped(): void {
+    this.hasEnded(this.knownEnd(false) ?? endNow('stopped', 'it was stopped'));
+  }
+
+  protected async prepareStop(timeMs: number): Promise<void> {
+    await Promise.race([this.pausing.settle(), delay(timeMs, undefined, { ref: false })]);
   }
 
   protected async hasProcesses(): Promise<boolean> {
@@ -338,6 +356,9 @@ export class VmSandbox extends AgentSandbox {
   protected async dismantle(): Promise<void> {
     const { places, folders, disks } = this.vmParts;
     failPoint('end-begun');
+    await this.vm?.kill().catch(() => {});
+    // Of a resume that was under way.
+    await this.pausing.settle();
     await this.vm?.kill().catch(() => {});
     await disks.close();
     await this.packing;

@@ -2,7 +2,7 @@
 import { existsSync } from 'node:fs';
 import { findAgent } from '../backend/agent-binary.ts';
 import { findGuestKernel } from './guest/guest-kernel.ts';
-import { findQemu } from './qemu/accelerator.ts';
+import { findQemu, onPath } from './qemu/accelerator.ts';
 import { sandboxVmDriver } from './vm-drivers.ts';
 
 export interface MicrovmSupport {
@@ -15,6 +15,13 @@ export interface MicrovmSupport {
   readonly kernel?: string;
   /** Their network policies need it. */
   readonly tap?: boolean;
+}
+
+/** Why there can be no full machines here; undefined: there can. Their kernel is on their disk. */
+export function fullVmProblem(): string | undefined {
+  if (findQemu() === undefined) return 'qemu-system-x86_64 is not installed';
+  if (findAgent() === undefined) return 'dsec-agent is not built';
+  return onPath('qemu-img') === undefined ? 'qemu-img is not installed' : undefined;
 }
 
 /** @param probe Find out whether KVM works, too: that takes a moment. */

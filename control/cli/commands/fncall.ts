@@ -1,6 +1,7 @@
 /** `dsec fncall`: short tasks in containers that are there already. */
 import { readFileSync, writeFileSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
+import { constants } from 'node:os';
 import { basename, dirname, extname, join } from 'node:path';
 import { messageOf } from '#base';
 import { LANGUAGES } from '#runtime';
@@ -148,7 +149,8 @@ function exitCodeOf({ status, run }: RunView): number {
     output_limit: 153,
     sandbox_error: 125,
   };
-  return codes[status] ?? run?.exitCode ?? 1;
+  const signal = constants.signals[run?.signal as NodeJS.Signals];
+  return codes[status] ?? (signal === undefined ? (run?.exitCode ?? 1) : 128 + signal);
 }
 
 async function runBody(file: string | undefined, options: RunFlags): Promise<object> {

@@ -5,7 +5,7 @@
  */
 import { isDsecError } from '#base';
 import { openImage, readConfig } from '#imagesvc';
-import { type AllLimits, commandOf, type NetworkPolicy } from '#runtime';
+import { type AllLimits, commandOf, type NetworkPolicy, randomSandboxName } from '#runtime';
 import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import { type Context, NotServed } from '../context.ts';
 import { type SandboxOptions, usernsOf } from '../sandbox-options.ts';
@@ -47,31 +47,42 @@ export async function runWithPolicy(
   const client = new SandboxClient();
   const { keep = false, replace = false, workspace, toolkit, user, workdir, lazy, prefetch } = options;
   if (replace && options.name !== undefined) await removeKept(client, options.name);
-  const { name } = await client.create({
-    store: store.url,
-    image,
-    workspace,
-    toolkits: toolkit,
-    name: options.name,
-    env,
-    user,
-    workdir,
-    userns: usernsOf(options),
-    runtime: options.runtime,
-    ...limits,
-    network: { mode: 'policy', policy },
-    lazy,
-    prefetch,
-    idleMs: IDLE_MS,
-  });
+  const name = options.name ?? randomSandboxName();
+  const end = () => (keep ? client.stop(name, STOP_MS) : client.remove(name, true));
+  const isGone = (error: unknown) =>
+    isDsecError(error, 'RUNTIME_SANDBOX_GONE') || isDsecError(error, 'RUNTIME_SANDBOX_NOT_FOUND');
+  // Interrupted before there is an answer: of a random name it can only be ours. Of another the service ends it when nobody uses it.
+  let isMine = options.name === undefined;
   context.defer(async () => {
-    try {
-      if (keep) await client.stop(name, STOP_MS);
-      else await client.remove(name, true);
-    } catch (error) {
-      if (!isDsecError(error, 'RUNTIME_SANDBOX_GONE') && !isDsecError(error, 'RUNTIME_SANDBOX_NOT_FOUND')) throw error;
-    }
+    if (!isMine) return;
+    await end().catch((error) => {
+      if (!isGone(error)) throw error;
+    });
   });
+  await client
+    .create({
+      store: store.url,
+      image,
+      workspace,
+      toolkits: toolkit,
+      name,
+      env,
+      user,
+      workdir,
+      userns: usernsOf(options),
+      runtime: options.runtime,
+      ...limits,
+      network: { mode: 'policy', policy },
+      lazy,
+      prefetch,
+      idleMs: IDLE_MS,
+      removeAtEnd: !keep,
+    })
+    .catch((error) => {
+      isMine = false;
+      throw error;
+    });
+  isMine = true;
   const result = await execIn(name, args, { tty: options.tty, stdin: true, client, followed: true }, context);
   if (result !== undefined && options.json) {
     const { exitCode, signal, outOfMemory } = result;

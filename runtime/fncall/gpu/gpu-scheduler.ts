@@ -45,6 +45,8 @@ const DEFAULTS = { perGpu: 4, waiting: 256, waitMs: 60_000 };
 export class GpuScheduler {
   private readonly options: Required<GpuSchedulerOptions>;
   private uses: Use[];
+  /** Not there now, and some task's: one may be away for a moment. */
+  private away: Use[] = [];
   private readonly queue: Waiting[] = [];
 
   constructor(options: GpuSchedulerOptions) {
@@ -58,8 +60,10 @@ export class GpuScheduler {
 
   /** Cards and instances came or went. What a task has it keeps until its end. */
   update(gpus: readonly Gpu[]): void {
-    const before = new Map(this.uses.map((use) => [use.gpu.uuid, use]));
+    const known = [...this.away, ...this.uses];
+    const before = new Map(known.map((use) => [use.gpu.uuid, use]));
     this.uses = gpus.map((gpu) => before.get(gpu.uuid) ?? { gpu, mode: undefined, tasks: 0 });
+    this.away = known.filter((use) => use.tasks > 0 && !this.uses.includes(use));
     this.serve();
   }
 

@@ -17,6 +17,7 @@ import {
   openNamedDisk,
   serveNbd,
 } from '#ublk-daemon';
+import { keepCompact } from './keep-compact.ts';
 
 const MIB = 1024 * 1024;
 /** It takes as much room as was written. */
@@ -93,10 +94,12 @@ export async function serveDisks(sandboxFolder: string, socket: string): Promise
     // Whoever had it was killed: the disk's lock says so.
     rmSync(socket, { force: true });
     const server = await serveNbd({ listen: `unix:${socket}`, exports });
+    const leaveCompact = keepCompact(opened.map(({ disk }) => disk));
     let closed: Promise<void> | undefined;
     return {
       upper: opened[0]!,
       close() {
+        leaveCompact();
         closed ??= server.close(GRACE_MS).finally(closeAll);
         return closed;
       },

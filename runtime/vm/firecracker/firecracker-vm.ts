@@ -129,7 +129,7 @@ function consoleOf(folder: string, serial: SerialConsole | undefined): VmConsole
   return {
     recent: () => serial?.recent() ?? readLog(folder),
     follow: (listener) => serial?.follow(listener) ?? (() => {}),
-    write: () => {
+    write: async () => {
       throw fail('VM_UNSUPPORTED', { driver: 'firecracker', what: 'input for the serial console' });
     },
   };

@@ -5,10 +5,11 @@ import { fail } from '../../errors.ts';
 import type { CreateOptions } from '../../node/create-sandbox.ts';
 import { imageReference, randomSandboxName, type SandboxRecord } from '../../sandbox/sandbox-record.ts';
 import { type RuntimeFolders, sandboxFolders } from '../../sandbox/state-folders.ts';
+import { MACHINE_SIZES } from '../../sandbox-api/backends.ts';
 import { checkedLimits } from '../../sandbox-api/limits.ts';
 import { baseDisk, overlayDisk } from './base-disk.ts';
 import { diskPath, FULL_VM, type FullVmSandbox } from './full-vm-sandbox.ts';
-import { MACHINE_MEMORY, type MachineFacts, type MachineWish, SCREEN } from './machine-facts.ts';
+import { type MachineFacts, type MachineWish, SCREEN } from './machine-facts.ts';
 
 const MEMORY_STEP = 2 * 1024 * 1024;
 
@@ -54,12 +55,12 @@ function factsOf(name: string, options: CreateOptions): MachineFacts {
       throw fail('VM_SPEC', { id: name, field, problem: `between ${SCREEN.least} and ${SCREEN.most} pixels` });
     }
   }
-  const memory = options.memoryBytes ?? MACHINE_MEMORY;
+  const memory = options.memoryBytes ?? MACHINE_SIZES.vm.memoryBytes;
   return {
     firmware,
     width,
     height,
-    cpus: Math.max(1, Math.ceil(options.cpus ?? 1)),
+    cpus: Math.max(1, Math.ceil(options.cpus ?? MACHINE_SIZES.vm.cpus)),
     memoryBytes: Math.max(16, Math.floor(memory / MEMORY_STEP)) * MEMORY_STEP,
   };
 }

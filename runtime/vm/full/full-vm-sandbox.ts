@@ -14,6 +14,7 @@ import { failPoint, messageOf } from '#base';
 import type { CommandTrees } from '../../aether/agent-channel.ts';
 import type { KeeperChannel } from '../../aether/keeper-channel.ts';
 import type { KeptCommand } from '../../aether/kept-command.ts';
+import { endCgroups } from '../../backend/cgroup-cleanup.ts';
 import { fail } from '../../errors.ts';
 import { AgentSandbox, type AgentSandboxParts, endNow } from '../../node/agent-sandbox.ts';
 import type { Capability } from '../../sandbox-api/capabilities.ts';
@@ -23,6 +24,7 @@ import type { PauseReport, SandboxEnd } from '../../sandbox-api/sandbox.ts';
 import type { ShellSession } from '../../sandbox-api/shell.ts';
 import type { SandboxUsage } from '../../sandbox-api/usage.ts';
 import type { FileWatch } from '../../sandbox-api/watch.ts';
+import { makeMachineGroups } from '../machine-groups.ts';
 import { machineSockets } from '../qemu/arguments.ts';
 import type { QemuDriver } from '../qemu/qemu-driver.ts';
 import { readSnapshot } from '../snapshot/snapshot-folder.ts';
@@ -90,9 +92,15 @@ export class FullVmSandbox extends AgentSandbox {
 
   /** Its disk is there. @throws VM_START, VM_UNSUPPORTED */
   async begin(): Promise<void> {
-    mkdirSync(this.folder, { recursive: true, mode: 0o700 });
     try {
-      this.adopt(await this.own.driver().start(this.spec()));
+      // It may have been ended while its disk was made.
+      this.refuseEnded();
+      mkdirSync(this.folder, { recursive: true, mode: 0o700 });
+      const cgroups = makeMachineGroups(this.record.id, this.record.limits ?? {});
+      const vm = await this.own.driver().start(this.spec(cgroups));
+      if (this.end !== undefined) await vm.kill();
+      this.refuseEnded();
+      this.adopt(vm);
       failPoint('machine-started');
       this.note({}, { machine: { ...this.machine, ready: true } });
       this.noteReady.resolve();
@@ -141,15 +149,19 @@ export class FullVmSandbox extends AgentSandbox {
 
   override async connect(port: number): Promise<Duplex> {
     if (port !== VNC_PORT) throw this.unsupported('ports');
-    return this.use(async () => {
-      const socket = connect(machineSockets(this.running().folder).vnc);
-      await new Promise<void>((resolve, reject) => {
-        socket.once('connect', resolve);
+    return new Promise((resolve, reject) => {
+      // While somebody looks it is in use.
+      this.use(async () => {
+        const socket = connect(machineSockets(this.running().folder).vnc);
+        const closed = new Promise<void>((close) => {
+          socket.once('close', () => close());
+        });
         socket.once('error', (error) => {
           reject(fail('RUNTIME_PORT_CLOSED', { port, name: this.name, reason: messageOf(error) }, error));
         });
-      });
-      return socket;
+        socket.once('connect', () => resolve(socket));
+        await closed;
+      }).catch(reject);
     });
   }
 
@@ -162,15 +174,18 @@ export class FullVmSandbox extends AgentSandbox {
       const beforeBytes = residentBytes(vm.pid);
       const before = this.machine.state;
       const state = (before ?? 0) + 1;
+      // Of a service that was killed before it had put it on record.
+      await rm(this.statePath(state), { recursive: true, force: true });
       await vm.snapshot(this.statePath(state), before === undefined ? {} : { base: this.statePath(before) });
       failPoint('machine-saved');
       const pausedAt = new Date().toISOString();
       try {
         this.note({ pausedAt }, { machine: { ...this.machine, state } });
+        this.refuseEnded();
       } catch (error) {
-        // On a full disk. What nobody knows of is not there.
+        // On a full disk, or it has ended. What nobody knows of is not there.
         await rm(this.statePath(state), { recursive: true, force: true });
-        await vm.cont();
+        await vm.cont().catch(() => {});
         throw error;
       }
       this.suspending = true;
@@ -188,12 +203,20 @@ export class FullVmSandbox extends AgentSandbox {
       this.refuseEnded();
       const { pausedAt, stoodMs = 0 } = this.record.resident!;
       if (pausedAt === undefined) return;
-      const vm = await this.own.driver().restore(this.spec(), this.statePath(this.machine.state!));
+      const cgroups = makeMachineGroups(this.record.id, this.record.limits ?? {});
+      const vm = await this.own.driver().restore(this.spec(cgroups), this.statePath(this.machine.state!));
       failPoint('machine-restored');
-      this.adopt(vm);
       const stood = Math.max(0, Date.now() - Date.parse(pausedAt));
-      // Before it moves: from here on the snapshot and its disk are of two moments.
-      this.note({ pausedAt: undefined, stoodMs: stoodMs + stood });
+      try {
+        this.refuseEnded();
+        // Before it moves: from here on the snapshot and its disk are of two moments.
+        this.note({ pausedAt: undefined, stoodMs: stoodMs + stood });
+      } catch (error) {
+        // It has not run: it is paused as before, or has ended.
+        await vm.kill().catch(() => {});
+        throw error;
+      }
+      this.adopt(vm);
       await vm.cont();
     });
   }
@@ -260,6 +283,10 @@ export class FullVmSandbox extends AgentSandbox {
 
   protected async dismantle(): Promise<void> {
     await this.own.driver().sweep(this.folder);
+    // Of a pause or a resume that was under way.
+    await this.turn;
+    await this.own.driver().sweep(this.folder);
+    await endCgroups(this.record.id);
     await rm(this.folder, { recursive: true, force: true });
   }
 
@@ -284,7 +311,8 @@ export class FullVmSandbox extends AgentSandbox {
     return { folder, qmp: qmp! };
   }
 
-  private spec(): VmSpec {
+  /** @param cgroups Files that its process enters them by. */
+  private spec(cgroups: readonly string[]): VmSpec {
     const { firmware, width, height, cpus, memoryBytes } = this.machine;
     const serviceClass = this.record.resident?.class;
     return {
@@ -304,6 +332,7 @@ export class FullVmSandbox extends AgentSandbox {
         },
       ],
       display: { width, height },
+      cgroups,
       ...(serviceClass === undefined ? {} : { serviceClass }),
     };
   }

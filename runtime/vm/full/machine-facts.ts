@@ -23,6 +23,5 @@ export interface MachineFacts {
 }
 
 export const SCREEN = { width: 1024, height: 768, least: 320, most: 4096 };
-export const MACHINE_MEMORY = 1024 * 1024 * 1024;
 /** Where it is found by `connect`, as if something listened there. */
 export const VNC_PORT = 5900;

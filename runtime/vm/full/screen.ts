@@ -1,5 +1,5 @@
 /** The screen of a machine, its keyboard and its mouse, through QEMU's monitor. Whoever looks and types here needs nothing inside the guest. */
-import { readFile, rm } from 'node:fs/promises';
+import { readFile, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fail } from '../../errors.ts';
@@ -29,6 +29,7 @@ export type ScreenAction =
 /** Guests that read a keyboard slowly lose what comes faster. */
 const KEY_MS = 15;
 const MOST_STEPS = 100;
+const MOST_PICTURE = 64 << 20;
 /** Of the axes of a tablet, whatever the screen's size. */
 const AXIS = 0x7fff;
 const PNG = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
@@ -39,12 +40,26 @@ export interface ScreenHost {
 }
 
 let pictures = 0;
+/** The last picture of each machine: one after the other, so that many who look at once take the room of one. */
+const turns = new WeakMap<VmMonitor, Promise<unknown>>();
 
-/** A picture of it, as PNG. */
-export async function screenshot({ folder, qmp }: ScreenHost): Promise<Buffer> {
+/** A picture of it, as PNG. @throws VM_INPUT */
+export function screenshot(host: ScreenHost): Promise<Buffer> {
+  const taken = (turns.get(host.qmp) ?? Promise.resolve()).then(() => takePicture(host));
+  turns.set(
+    host.qmp,
+    taken.catch(() => {}),
+  );
+  return taken;
+}
+
+async function takePicture({ folder, qmp }: ScreenHost): Promise<Buffer> {
   const path = join(folder, `screen-${++pictures}.png`);
   try {
     await qmp.execute('screendump', { filename: path, format: 'png' });
+    // The guest chooses its size.
+    const { size } = await stat(path);
+    if (size > MOST_PICTURE) throw fail('VM_INPUT', { problem: `a picture of ${size} bytes is too large` });
     return await readFile(path);
   } finally {
     await rm(path, { force: true });

@@ -20,7 +20,7 @@ import {
 } from '../../backend/agent-wire.ts';
 import { LaunchFailure } from '../../backend/launcher-channel.ts';
 import { fail } from '../../errors.ts';
-import { MOST_TO_GUEST, PACKET, type Packet, PacketParser, packetBytes } from './packets.ts';
+import { MOST_TO_GUEST, PACKET, PACKET_HEADER, type Packet, PacketParser, packetBytes } from './packets.ts';
 
 export interface GuestEvents {
   /** `made`: paths in its root that only mounts needed. */
@@ -39,6 +39,10 @@ const CONNECT_AGAIN_MS = 20;
 const ZEROS = Buffer.alloc(MOST_TO_GUEST);
 const NOTHING = Buffer.alloc(0);
 const FRAME_HEADER = 9;
+/** What may wait in a socket beside what the guest has yet to take: a guest that asks on and on and reads nothing fills no memory here. */
+const MOST_WAITING = 1 << 20;
+/** An emulated guest on a machine that is pressed takes seconds; more is none that answers. */
+const PATIENCE_MS = 60_000;
 
 export class GuestLink implements AgentChannel {
   private readonly path: string;
@@ -51,6 +55,8 @@ export class GuestLink implements AgentChannel {
   private timer: NodeJS.Timeout | undefined;
   private sent = 0;
   private unsettled: { readonly number: number; readonly payload: Buffer }[] = [];
+  /** Of those. */
+  private unsettledBytes = 0;
   private waiting: (() => void)[] = [];
   /** Of the guest's frames; 0: none in this session. */
   private last = 0;
@@ -87,22 +93,24 @@ export class GuestLink implements AgentChannel {
     this.send(group === undefined ? FRAME.toAgent : FRAME.toAgentInGroup, 0, Buffer.concat([out.done(), payload]));
   }
 
-  /** What guest/guest-work.ts writes. @throws GuestFailure, what the link was closed with */
-  work(payload: Buffer): Promise<Buffer> {
-    return new Promise((resolve, reject) => {
+  /** What guest/guest-order.ts writes. @throws GuestFailure, VM_GUEST_SILENT, what the link was closed with */
+  work(payload: Buffer, timeMs = PATIENCE_MS): Promise<Buffer> {
+    const id = this.nextWork++;
+    const answered = new Promise<Buffer>((resolve, reject) => {
       if (this.isClosed) return reject(gone());
-      const id = this.nextWork++;
       this.working.set(id, { resolve, reject });
       this.send(FRAME.guestWork, id, payload);
     });
+    return answeredWithin(answered, timeMs).finally(() => this.working.delete(id));
   }
 
-  /** Resolves when the guest has all that was sent so far. */
-  settled(): Promise<void> {
-    return new Promise((resolve) => {
+  /** Resolves when the guest has all that was sent so far. @throws VM_GUEST_SILENT */
+  settled(timeMs = PATIENCE_MS): Promise<void> {
+    const taken = new Promise<void>((resolve) => {
       if (this.unsettled.length === 0) resolve();
       else this.waiting.push(resolve);
     });
+    return answeredWithin(taken, timeMs);
   }
 
   /** The machine is going to be another process, with a socket at the same path. */
@@ -120,8 +128,7 @@ export class GuestLink implements AgentChannel {
       this.session = newSession();
       this.sent = 0;
       this.last = 0;
-      const again = this.unsettled.splice(0);
-      for (const { payload } of again) this.unsettled.push({ number: ++this.sent, payload });
+      this.unsettled = this.unsettled.map(({ payload }) => ({ number: ++this.sent, payload }));
     }
     this.disconnect();
     this.connect();
@@ -149,7 +156,14 @@ export class GuestLink implements AgentChannel {
     socket.on('data', (bytes: Buffer) => {
       if (this.socket !== socket) return;
       try {
-        for (const packet of parser.push(bytes)) this.receive(packet);
+        for (const packet of parser.push(bytes)) {
+          this.receive(packet);
+          if (this.socket !== socket) return;
+          if (socket.writableLength <= this.unsettledBytes + MOST_WAITING) continue;
+          // What it has yet to take is sent again on the next one.
+          this.connectAgain();
+          return;
+        }
       } catch (error) {
         this.close();
         this.events.broken(messageOf(error));
@@ -157,10 +171,13 @@ export class GuestLink implements AgentChannel {
     });
     socket.on('error', () => {});
     socket.on('close', () => {
-      if (this.socket !== socket) return;
-      this.disconnect();
-      this.timer = setTimeout(() => this.connect(), CONNECT_AGAIN_MS).unref();
+      if (this.socket === socket) this.connectAgain();
     });
+  }
+
+  private connectAgain(): void {
+    this.disconnect();
+    this.timer = setTimeout(() => this.connect(), CONNECT_AGAIN_MS).unref();
   }
 
   /** Until it answers: the guest may have yet to boot. */
@@ -182,6 +199,7 @@ export class GuestLink implements AgentChannel {
     for (let at = 0; at < bytes.length; at += MOST_TO_GUEST) {
       const part = bytes.subarray(at, at + MOST_TO_GUEST);
       this.unsettled.push({ number: ++this.sent, payload: part });
+      this.unsettledBytes += sizeOf(part);
       if (this.isOpen) this.put(PACKET.frames, this.sent, part);
     }
   }
@@ -266,7 +284,7 @@ export class GuestLink implements AgentChannel {
   private settle(number: number): void {
     let count = 0;
     while (count < this.unsettled.length && this.unsettled[count]!.number <= number) count++;
-    if (count > 0) this.unsettled.splice(0, count);
+    for (const { payload } of this.unsettled.splice(0, count)) this.unsettledBytes -= sizeOf(payload);
     if (this.unsettled.length === 0) for (const resolve of this.waiting.splice(0)) resolve();
   }
 }
@@ -279,6 +297,23 @@ export class GuestFailure extends Error {
     super(`errno ${errno}`);
     this.errno = errno;
   }
+}
+
+/** @throws VM_GUEST_SILENT after `timeMs`; what it is answered later is forgotten */
+export async function answeredWithin<T>(answered: Promise<T>, timeMs = PATIENCE_MS): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const silent = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(() => reject(fail('VM_GUEST_SILENT', { seconds: Math.round(timeMs / 1000) })), timeMs).unref();
+  });
+  try {
+    return await Promise.race([answered, silent]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function sizeOf(part: Buffer): number {
+  return PACKET_HEADER + part.length;
 }
 
 function gone(): Error {

@@ -2,21 +2,12 @@
  * The layers of a sandbox as drives of its machine: the very files that a container's mounts are of, so that a lazy store is read lazily here too, each a
  * drive of its own; or, to be read in place (DAX), one file for each layer, which all machines of the node share.
  */
-import {
-  closeSync,
-  existsSync,
-  ftruncateSync,
-  mkdirSync,
-  openSync,
-  readSync,
-  renameSync,
-  rmSync,
-  statSync,
-  writeSync,
-} from 'node:fs';
-import { join } from 'node:path';
+import { closeSync, existsSync, mkdirSync, openSync, readSync } from 'node:fs';
+import { type FileHandle, open, rename, rm } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 import { hexOf } from '#base';
 import type { BlobFiles, ErofsLayer } from '#imagesvc';
+import { syncFolder, withLock } from '#linux';
 import { fail } from '../../errors.ts';
 import type { VmDrive } from '../vm-driver.ts';
 import type { GuestLayer } from './guest-order.ts';
@@ -30,6 +21,8 @@ export interface LayerDrives {
 const MOST_DRIVES = 14;
 const PMEM_STEP = 2 << 20;
 const COPY_BYTES = 1 << 20;
+/** Whoever wants the same waits for it. */
+const COPY_MS = 600_000;
 
 export interface LayerDrivesOptions {
   /** Bottom first. */
@@ -87,36 +80,52 @@ async function wholeLayer(layer: ErofsLayer, files: BlobFiles, folder: string): 
     parts.push({ file: await files.fileFor(device.blob, device), at });
   }
   mkdirSync(folder, { recursive: true, mode: 0o700 });
-  const work = `${path}.${process.pid}.new`;
-  const out = openSync(work, 'w', 0o600);
+  const copied = async () => {
+    if (!existsSync(path)) await writeParts(parts, path);
+    return path;
+  };
+  return withLock(`${path}.lock`, copied, { timeoutMs: COPY_MS });
+}
+
+/** Under a name of its own until it is whole and on the disk; what somebody before us had begun is begun anew. */
+async function writeParts(
+  parts: readonly { readonly file: string; readonly at: number }[],
+  path: string,
+): Promise<void> {
+  const work = `${path}.new`;
+  const out = await open(work, 'w', 0o600);
   try {
     let end = 0;
-    for (const { file, at } of parts) end = Math.max(end, copyInto(out, file, at));
-    ftruncateSync(out, Math.ceil(end / PMEM_STEP) * PMEM_STEP);
-    renameSync(work, path);
+    for (const { file, at } of parts) end = Math.max(end, await copyInto(out, file, at));
+    await out.truncate(Math.ceil(end / PMEM_STEP) * PMEM_STEP);
+    await out.sync();
+    await rename(work, path);
+    await syncFolder(dirname(path));
   } finally {
-    closeSync(out);
-    rmSync(work, { force: true });
+    await out.close();
+    await rm(work, { force: true });
   }
-  return path;
 }
 
 /** Blocks of zeros become holes. Where it ends. */
-function copyInto(out: number, file: string, at: number): number {
-  const from = openSync(file, 'r');
+async function copyInto(out: FileHandle, file: string, at: number): Promise<number> {
+  const from = await open(file, 'r');
   try {
     const bytes = Buffer.alloc(COPY_BYTES);
     const zeros = Buffer.alloc(COPY_BYTES);
-    const { size } = statSync(file);
+    const { size } = await from.stat();
     for (let offset = 0; offset < size; ) {
-      const length = readSync(from, bytes, 0, Math.min(COPY_BYTES, size - offset), offset);
-      if (length === 0) break;
-      if (bytes.compare(zeros, 0, length, 0, length) !== 0) writeSync(out, bytes, 0, length, at + offset);
-      offset += length;
+      const { bytesRead } = await from.read(bytes, 0, Math.min(COPY_BYTES, size - offset), offset);
+      if (bytesRead === 0) throw new Error(`${file} ends before its ${size} bytes`);
+      const isZero = bytes.compare(zeros, 0, bytesRead, 0, bytesRead) === 0;
+      for (let written = isZero ? bytesRead : 0; written < bytesRead; ) {
+        written += (await out.write(bytes, written, bytesRead - written, at + offset + written)).bytesWritten;
+      }
+      offset += bytesRead;
     }
     return at + size;
   } finally {
-    closeSync(from);
+    await from.close();
   }
 }
 

@@ -3,6 +3,7 @@
  * runtime/agent/src/guest/link.rs; docs/agent-protocol.md has the format. Whatever a guest sends is searched for packets whose checksums hold.
  */
 import { crc32 } from 'node:zlib';
+import { fail } from '../../errors.ts';
 
 export const PACKET = { hello: 1, welcome: 2, frames: 3, taken: 4 } as const;
 
@@ -15,14 +16,16 @@ export interface Packet {
 }
 
 const MAGIC = Buffer.from('DSv1');
-const HEADER = 44;
+export const PACKET_HEADER = 44;
 /** Of a packet to the guest. What leads in a connection is as much in zeros, so that a packet that was cut is over. */
 export const MOST_TO_GUEST = 64 << 10;
 /** Of one from it: a frame of its agent, wrapped. */
 const MOST_FROM_GUEST = (1 << 20) + 64;
+/** Of packets whose header holds and whose payload does not, on one connection: a cut makes one of them, and each costs a sum over all that it claims. */
+const MOST_DAMAGED = 8;
 
 export function packetBytes({ kind, session, number, taken, payload }: Packet): Buffer {
-  const header = Buffer.alloc(HEADER);
+  const header = Buffer.alloc(PACKET_HEADER);
   MAGIC.copy(header);
   header.writeUInt8(kind, 4);
   header.writeBigUInt64LE(session, 8);
@@ -38,8 +41,10 @@ export class PacketParser {
   private parts: Buffer[] = [];
   private length = 0;
   /** Nothing can be told before so much is there. */
-  private wanted = HEADER;
+  private wanted = PACKET_HEADER;
+  private damaged = 0;
 
+  /** @throws RUNTIME_AGENT_PROTOCOL */
   push(bytes: Buffer): Packet[] {
     this.parts.push(bytes);
     this.length += bytes.length;
@@ -47,7 +52,7 @@ export class PacketParser {
     const input = this.parts.length === 1 ? bytes : Buffer.concat(this.parts);
     const packets: Packet[] = [];
     let at = 0;
-    this.wanted = HEADER;
+    this.wanted = PACKET_HEADER;
     for (;;) {
       const found = input.indexOf(MAGIC, at);
       if (found < 0) {
@@ -57,18 +62,20 @@ export class PacketParser {
       }
       at = found;
       const left = input.subarray(at);
-      if (left.length < HEADER) break;
+      if (left.length < PACKET_HEADER) break;
       const length = lengthOf(left);
       if (length === undefined) {
         at++;
         continue;
       }
-      if (left.length < HEADER + length) {
-        this.wanted = HEADER + length;
+      if (left.length < PACKET_HEADER + length) {
+        this.wanted = PACKET_HEADER + length;
         break;
       }
-      const payload = left.subarray(HEADER, HEADER + length);
+      const payload = left.subarray(PACKET_HEADER, PACKET_HEADER + length);
       if (left.readUInt32LE(36) !== crc32(payload)) {
+        if (++this.damaged > MOST_DAMAGED)
+          throw fail('RUNTIME_AGENT_PROTOCOL', { problem: 'packets that are damaged' });
         at++;
         continue;
       }
@@ -79,7 +86,7 @@ export class PacketParser {
         taken: Number(left.readBigUInt64LE(24)),
         payload,
       });
-      at += HEADER + length;
+      at += PACKET_HEADER + length;
     }
     const rest = input.subarray(at);
     this.parts = rest.length === 0 ? [] : [rest];

@@ -29,18 +29,22 @@ export function accelerator(program: string): Accelerator {
 /** $DSEC_QEMU, else qemu-system-x86_64 of PATH; undefined: there is none. */
 export function findQemu(): string | undefined {
   const given = process.env.DSEC_QEMU;
-  const candidates =
-    given === undefined || given === ''
-      ? (process.env.PATH ?? '').split(delimiter).map((folder) => join(folder, 'qemu-system-x86_64'))
-      : [given];
-  return candidates.find((path) => {
-    try {
-      accessSync(path, constants.X_OK);
-      return true;
-    } catch {
-      return false;
-    }
-  });
+  if (given === undefined || given === '') return onPath('qemu-system-x86_64');
+  return canRun(given) ? given : undefined;
+}
+
+export function onPath(program: string): string | undefined {
+  const folders = (process.env.PATH ?? '').split(delimiter);
+  return folders.map((folder) => join(folder, program)).find(canRun);
+}
+
+function canRun(path: string): boolean {
+  try {
+    accessSync(path, constants.X_OK);
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 /**

@@ -2,6 +2,7 @@
  * The serial console of a machine: a socket that the machine listens on. We read always, keep what came last, and write that to console.log now
  * and then; so a guest that prints without end costs neither disk nor a blocked machine.
  */
+import { once } from 'node:events';
 import { writeFile } from 'node:fs/promises';
 import { connect, type Socket } from 'node:net';
 import type { VmConsole } from '../vm-driver.ts';
@@ -48,8 +49,15 @@ export class SerialConsole implements VmConsole {
     return () => this.listeners.delete(listener);
   }
 
-  write(bytes: Buffer): void {
-    if (!this.socket.destroyed) this.socket.write(bytes);
+  /** Resolves when more can be written: the guest reads as it likes. */
+  async write(bytes: Buffer, signal?: AbortSignal): Promise<void> {
+    const { socket } = this;
+    if (socket.destroyed || socket.write(bytes)) return;
+    const over = new AbortController();
+    const either = signal === undefined ? over.signal : AbortSignal.any([signal, over.signal]);
+    await Promise.race([once(socket, 'drain', { signal: either }), once(socket, 'close', { signal: either })]).finally(
+      () => over.abort(),
+    );
   }
 
   /** What came is in the log then. */

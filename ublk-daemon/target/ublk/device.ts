@@ -13,7 +13,7 @@
  */
 import { accessSync, closeSync, constants, openSync, readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
-import { MessageChannel, type MessagePort, type Worker } from 'node:worker_threads';
+import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
 import { messageOf, spawnWorker, systemCode } from '#base';
 import { becomeIoFlusher, CAPABILITY, hasEffective, type Mapping, makeEventFd, mapPages, raiseEventFd } from '#linux';
 import { fail } from '../../errors.ts';
@@ -407,6 +407,10 @@ class Serving implements UblkDevice {
   async #detach(): Promise<void> {
     for (const queue of this.#queues.splice(0)) {
       await queue.ended;
+      // One that ended at once may have told of its ring, unheard.
+      for (let late = receiveMessageOnPort(queue.port); late !== undefined; late = receiveMessageOnPort(queue.port)) {
+        if (late.message?.ring !== undefined) queue.ring = (late.message as RingOpened).ring;
+      }
       queue.port.close();
       queue.worker.removeAllListeners();
       // Not by the thread itself: queue-worker.ts says why.

@@ -1,6 +1,8 @@
 //! Files that a task has made, for whoever asked for it: those that patterns name, up to a number and a size. Read with the rights of the task's
 //! user, so a link or a path leads no further than the task itself could have read.
 
+use std::collections::BTreeSet;
+
 use super::{Link, Plan};
 use crate::sys::{self, Result};
 use crate::wire::{self, Reader};
@@ -31,6 +33,7 @@ pub fn give(link: &mut Link, plan: &Plan, wanted: &Wanted) -> String {
     let mut left = wanted.max_bytes;
     let mut files = 0;
     let mut visited = 0;
+    let mut seen = BTreeSet::new();
     for pattern in &wanted.patterns {
         let whole = if pattern.starts_with(b"/") { pattern.clone() } else { [&wanted.cwd[..], b"/", pattern].concat() };
         let mut found = Vec::new();
@@ -41,6 +44,10 @@ pub fn give(link: &mut Link, plan: &Plan, wanted: &Wanted) -> String {
         found.sort();
         found.dedup();
         for path in found {
+            // Another pattern had it.
+            if !seen.insert(path.clone()) {
+                continue;
+            }
             if files == wanted.max_files {
                 return format!("more than {} files match", wanted.max_files);
             }
@@ -58,7 +65,11 @@ pub fn give(link: &mut Link, plan: &Plan, wanted: &Wanted) -> String {
 }
 
 fn parts(path: &[u8]) -> Vec<Vec<u8>> {
-    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").map(|part| part.to_vec()).collect()
+    let named = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
+    let mut parts: Vec<Vec<u8>> = named.map(|part| part.to_vec()).collect();
+    // Twice is not more, and would be gone through as often as there are ways to share the folders between them.
+    parts.dedup_by(|one, before| &one[..] == b"**" && &before[..] == b"**");
+    parts
 }
 
 fn find(at: &[u8], rest: &[Vec<u8>], found: &mut Vec<Vec<u8>>, visited: &mut usize, depth: usize) {
@@ -130,8 +141,25 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
+/// How a part of a file lies to those before.
+const FIRST: u8 = 0;
+const MORE: u8 = 1;
+/// It could not be given whole: what was given is none.
+const TAKEN_BACK: u8 = 2;
+
 /// False: there is no room for it.
 fn give_one(link: &mut Link, plan: &Plan, path: &[u8], left: &mut u64) -> Result<bool> {
+    let done = give_parts(link, plan, path, left);
+    if !matches!(done, Ok(true)) {
+        let mut payload = vec![TAKEN_BACK];
+        wire::put_bytes(&mut payload, path);
+        wire::put_bytes(&mut payload, b"");
+        link.send(wire::TASK_FETCHED, &payload)?;
+    }
+    done
+}
+
+fn give_parts(link: &mut Link, plan: &Plan, path: &[u8], left: &mut u64) -> Result<bool> {
     let file = as_user(plan, || sys::open_at(path, sys::O_RDONLY | sys::O_NOFOLLOW | sys::O_NONBLOCK, 0))?;
     let mut buffer = vec![0u8; PART];
     let mut first = true;
@@ -144,7 +172,7 @@ fn give_one(link: &mut Link, plan: &Plan, path: &[u8], left: &mut u64) -> Result
         if n == 0 && !first {
             return Ok(true);
         }
-        let mut payload = vec![if first { 0 } else { 1 }];
+        let mut payload = vec![if first { FIRST } else { MORE }];
         wire::put_bytes(&mut payload, path);
         wire::put_bytes(&mut payload, &buffer[..n]);
         link.send(wire::TASK_FETCHED, &payload)?;

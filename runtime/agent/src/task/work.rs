@@ -50,6 +50,10 @@ pub fn run(link: &mut Link, plan: &Plan, groups: &Groups, zygote: Option<&Zygote
             }
             Some(Frame { kind: wire::TASK, payload, .. }) => {
                 let task = parse_task(&payload).ok_or(sys::EINVAL).at(Stage::Order, b"a task")?;
+                if let (Some(fork), false) = (&fork, task.steps.iter().any(|step| step.forked)) {
+                    // Nobody needs it, and no program of the task is to find it.
+                    fork.end();
+                }
                 match refused {
                     None => work(link, plan, groups, &task, signals.0, fork.as_ref())?,
                     Some((errno, path)) => refuse(link, NO_STEP, errno, &path)?,

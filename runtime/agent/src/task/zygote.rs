@@ -115,6 +115,12 @@ impl Zygote {
 }
 
 impl Fork {
+    /// By the first process of the task's namespaces, whose child it is.
+    pub fn end(&self) {
+        let _ = sys::send_signal(self.pid, sys::SIGKILL);
+        super::step::wait_one(self.pid, 0);
+    }
+
     pub fn go(&self, step: &Step, ends: [i32; 3]) -> Result<()> {
         let mut out = Vec::new();
         for list in [&step.args, &step.env] {
