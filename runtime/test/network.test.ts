@@ -250,7 +250,8 @@ for i in range(20000):
     except OSError: pass`,
     );
     const after = sandbox.network.counters();
-    expect(after.deniedPackets).toBe(before.deniedPackets);
+    // Answers that come when its socket has gone are answered by its kernel, with ICMP.
+    expect(sandbox.network.denied().filter(({ protocol }) => protocol !== 'icmp')).toEqual([]);
     expect(after.allowedPackets - before.allowedPackets).toBeGreaterThan(10_000);
   });
 
