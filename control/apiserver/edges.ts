@@ -23,6 +23,8 @@ export interface ClusterNode {
 
 interface ClusterAnswer {
   readonly epoch: string;
+  /** Since its start: one that has just come may not have heard of all edges yet. */
+  readonly upMs?: number;
   readonly atMs: number;
   readonly nodes: readonly ClusterNode[];
 }
@@ -41,6 +43,8 @@ export type NodeChange = (edge: string, what: 'up' | 'down' | 'draining' | 'gone
 
 export const AWAY = 'the watcher says that it is away';
 const POLL_MS = 1000;
+/** Edges make themselves known to a new watcher in less. */
+const SETTLED_MS = 15_000;
 /** Older reports than this place nothing any more. */
 const STALE_MS = 60_000;
 
@@ -53,6 +57,8 @@ export class Edges {
   private readonly states = new Map<string, string>();
   private readonly asking = new Map<string, Set<AbortController>>();
   private heardAt = 0;
+  /** Not all that there are may be known. */
+  private settling = true;
   private timer: NodeJS.Timeout | undefined;
   private closed = false;
   private problem: string | undefined = 'the watcher was not asked yet';
@@ -86,11 +92,13 @@ export class Edges {
     return this.rows.get(edge)?.alive ?? false;
   }
 
-  /** @throws EDGE_UNKNOWN */
+  /** @throws EDGE_UNKNOWN, EDGE_UNREACHABLE where it may be known soon */
   client(edge: string): PeerClient {
     const client = this.clients.get(edge);
-    if (client === undefined) throw fail('EDGE_UNKNOWN', { edge });
-    return client;
+    if (client !== undefined) return client;
+    if (this.settling)
+      throw fail('EDGE_UNREACHABLE', { edge, reason: 'the watcher has not heard of it since it started' });
+    throw fail('EDGE_UNKNOWN', { edge });
   }
 
   /** @throws EDGE_UNKNOWN */
@@ -130,6 +138,7 @@ export class Edges {
     clearTimeout(this.timer);
     try {
       const answer = await this.watcher.json<ClusterAnswer>({ method: 'GET', path: '/v1/cluster', timeoutMs: 5000 });
+      this.settling = answer.upMs !== undefined && answer.upMs < SETTLED_MS;
       this.take(answer.nodes);
       this.heardAt = Date.now();
       if (this.problem !== undefined && this.heardAt !== 0) this.problem = undefined;
@@ -157,6 +166,12 @@ export class Edges {
     }
     for (const edge of this.clients.keys()) {
       if (rows.has(edge)) continue;
+      const before = this.rows.get(edge);
+      if (this.settling && before !== undefined) {
+        // It stays, as while the watcher is away.
+        rows.set(edge, before);
+        continue;
+      }
       void this.clients.get(edge)?.close();
       this.clients.delete(edge);
       this.view.forget(edge);

@@ -16,6 +16,8 @@ export interface ClusterNodeJson {
 export interface ClusterJson {
   /** Another one after each start of the watcher. */
   readonly epoch: string;
+  /** Since that start: at first it may not have heard of all edges. */
+  readonly upMs: number;
   readonly atMs: number;
   readonly nodes: readonly ClusterNodeJson[];
 }

@@ -108,7 +108,7 @@ export async function serveWatcher(options: WatcherOptions): Promise<ServingWatc
         alive: !dead,
       };
     });
-    return { epoch, atMs: Date.now(), nodes };
+    return { epoch, upMs: Math.round(now - startedAt), atMs: Date.now(), nodes };
   };
 
   app.get('/v1/cluster', { config: { hot: true } }, async () => cluster());
