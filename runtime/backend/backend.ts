@@ -1,5 +1,5 @@
 /**
- * What runs a sandbox: a container now; FnCall, microVM and VM later, behind the same few operations. A backend knows
+ * What runs the first process of a container: our own launcher, or an OCI runtime, behind the same few operations. A backend knows
  * processes and isolation; it knows nothing of images, stores, layers or records.
  *
  * - `launch` creates and starts in one step, which is what every backend does cheapest. It resolves when the sandbox's
