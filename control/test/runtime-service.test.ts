@@ -274,6 +274,33 @@ describe.skipIf(!can)('the runtime service', () => {
     expect(left()).toEqual(NOTHING);
   });
 
+  it('has told its client before it begins: whoever dies, the command is not done twice', async () => {
+    for (let round = 0; round < 5; round++) {
+      const one = client(['run', 'bb:1', '--', 'sh', '-c', 'echo ready; sleep 1000']);
+      one.child.stdout!.once('data', () => process.kill(launcherPid(), 'SIGKILL'));
+      expect(await one.ended).toEqual({
+        code: 125,
+        stdout: 'ready\n',
+        stderr: expect.stringContaining('the runtime service has ended'),
+      });
+      await untilAsync(async () => (await run('bb:1', '--', 'echo', 'again')).stdout === 'again\n');
+    }
+    expect(left()).toEqual(NOTHING);
+  });
+
+  it('does nothing for one that has lost its patience', async () => {
+    service!.kill('SIGSTOP');
+    const one = client(['run', 'bb:1', '--', 'echo', 'twice']);
+    try {
+      await one.ended;
+    } finally {
+      service!.kill('SIGCONT');
+    }
+    expect(await run('bb:1', '--', 'echo', 'next')).toMatchObject({ code: 0, stdout: 'next\n' });
+    expect(await one.ended).toEqual({ code: 99, stdout: `${DECLINED}\n`, stderr: '' });
+    expect(left()).toEqual(NOTHING);
+  });
+
   it('is killed: its sandboxes end, their clients are told, the next command removes what is left', async () => {
     const clients = Array.from({ length: 5 }, () =>
       client(['run', 'bb:1', '--', 'sh', '-c', 'echo ready; sleep 1000']),

@@ -107,7 +107,6 @@ class Client implements ServiceClient {
   private readonly forget: () => void;
   private readonly leaving = new AbortController();
   private accepted = false;
-  private telling: NodeJS.Timeout | undefined;
   private ended = false;
   private handler: ((signal: NodeJS.Signals) => void) | undefined;
   private readonly early: NodeJS.Signals[] = [];
@@ -142,21 +141,13 @@ class Client implements ServiceClient {
   accept(): void {
     if (this.accepted || this.ended) return;
     this.accepted = true;
-    // With what comes next, if that is soon: it only has to know before its patience ends.
-    this.telling = setTimeout(() => this.tellAccepted(), ACCEPT_MS);
-  }
-
-  private tellAccepted(): void {
-    if (this.telling === undefined) return;
-    clearTimeout(this.telling);
-    this.telling = undefined;
-    if (!this.ended) this.channel.toClient(this.id, FRAME.accepted);
+    // At once, before anything is done for it: one that has not heard of it does the command itself when we die.
+    this.channel.toClient(this.id, FRAME.accepted);
   }
 
   output(stream: 'stdout' | 'stderr', bytes: Buffer): void {
     if (this.ended) return;
     this.accept();
-    this.tellAccepted();
     this.aheadBytes += bytes.length;
     this.channel.toClient(this.id, FRAME.output, Buffer.concat([Buffer.from([stream === 'stdout' ? 1 : 2]), bytes]));
   }
@@ -189,7 +180,6 @@ class Client implements ServiceClient {
     const payload = Buffer.alloc(4);
     payload.writeUInt32LE(INPUT_BYTES, 0);
     this.accept();
-    this.tellAccepted();
     this.channel.toClient(this.id, FRAME.inputWanted, payload);
   }
 
@@ -222,14 +212,12 @@ class Client implements ServiceClient {
 
   private end(kind: number, payload?: Buffer): void {
     if (this.ended) return;
-    this.tellAccepted();
     this.channel.toClient(this.id, kind, payload);
     this.over();
   }
 }
 
 const AHEAD_BYTES = 1 << 20;
-const ACCEPT_MS = 20;
 const INPUT_BYTES = 128 << 10;
 
 const SIGNALS: ReadonlyMap<number, NodeJS.Signals> = new Map(

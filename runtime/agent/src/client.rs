@@ -159,7 +159,10 @@ fn converse(mut channel: Channel, node: &[u8], command: &[Vec<u8>]) -> i32 {
         }
         let n = sys::poll_fds(&mut polls, if state.accepted { -1 } else { ANSWER_MS });
         if n == 0 && !state.accepted {
-            return leave(channel, signal_fd, node, command);
+            // Nothing more comes, and nothing is begun for us. It may have been taken at this very moment: then its sandbox ends.
+            sys::shut(channel.fd.0);
+            let taken = channel.receive(wire::MAX_PAYLOAD).frames.iter().any(|frame| frame.kind == wire::ACCEPTED);
+            return if taken { lost() } else { leave(channel, signal_fd, node, command) };
         }
         if polls[1].revents != 0 {
             forward_signals(&mut channel, signal_fd.0, &state);
@@ -190,11 +193,15 @@ fn converse(mut channel: Channel, node: &[u8], command: &[Vec<u8>]) -> i32 {
         if let Some(mut relay) = state.relay.take() {
             relay.finish();
         }
-        let lost = "dsec: the runtime service has ended, and the sandbox with it\n      \
-                    what is left of it is removed by the next command; to see why: the log of dsec serve runtime\n";
-        let _ = sys::write_all(2, lost.as_bytes());
-        return LOST;
+        return lost();
     }
+}
+
+fn lost() -> i32 {
+    let text = "dsec: the runtime service has ended, and the sandbox with it\n      \
+                what is left of it is removed by the next command; to see why: the log of dsec serve runtime\n";
+    let _ = sys::write_all(2, text.as_bytes());
+    LOST
 }
 
 /// Of one read; more is polled for. An input that cannot be read is one that has ended.

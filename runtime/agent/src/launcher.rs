@@ -252,7 +252,8 @@ impl Launcher {
             Stdio::Own => Some((Vec::new(), None)),
             Stdio::Client(id) => {
                 let client = self.clients.get_mut(&id)?;
-                if client.channel.fds.len() != 3 {
+                // One that has lost its patience does the command itself.
+                if client.channel.fds.len() != 3 || sys::is_hung_up(client.channel.fd.0) {
                     return None;
                 }
                 Some((std::mem::take(&mut client.channel.fds), Some(id)))

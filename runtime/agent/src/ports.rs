@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::os::raw::{c_int, c_void};
 
 use crate::aether::BACKLOG;
-use crate::sys::{self, Fd, Result, POLLIN, POLLOUT};
+use crate::sys::{self, Fd, Result, POLLERR, POLLHUP, POLLIN, POLLOUT};
 use crate::wire::{self, Channel, Frame, Reader};
 
 extern "C" {
@@ -19,8 +19,6 @@ const AF_INET6: i32 = 10;
 const SHUT_WR: c_int = 1;
 const EPIPE: i32 = 32;
 const EINPROGRESS: i32 = 115;
-const POLLERR: i16 = 8;
-const POLLHUP: i16 = 16;
 const PART: usize = 32 << 10;
 /// Each may have this much waiting for its service.
 const MAX_WAITING: usize = 256 << 10;

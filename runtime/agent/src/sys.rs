@@ -102,6 +102,7 @@ extern "C" {
     fn fcntl(fd: c_int, c: c_int, ...) -> c_int;
     fn ioctl(fd: c_int, r: c_ulong, ...) -> c_int;
     fn poll(f: *mut PollFd, n: c_ulong, ms: c_int) -> c_int;
+    fn shutdown(fd: c_int, how: c_int) -> c_int;
     fn signalfd(fd: c_int, m: *const SigSet, fl: c_int) -> c_int;
     fn sigprocmask(how: c_int, s: *const SigSet, o: *mut SigSet) -> c_int;
     fn signal(s: c_int, h: usize) -> usize;
@@ -239,6 +240,8 @@ pub const SIGWINCH: i32 = 28;
 
 pub const POLLIN: i16 = 1;
 pub const POLLOUT: i16 = 4;
+pub const POLLERR: i16 = 8;
+pub const POLLHUP: i16 = 16;
 
 pub const PR_SET_PDEATHSIG: i32 = 1;
 pub const PR_SET_CHILD_SUBREAPER: i32 = 36;
@@ -832,6 +835,15 @@ pub fn connect_to(path: &[u8], seconds: u64) -> Result<Fd> {
 /// `address`: a struct sockaddr_in or sockaddr_in6.
 pub fn connect_socket(fd: i32, address: &[u8]) -> Result<()> {
     check(unsafe { connect(fd, address.as_ptr() as *const c_void, address.len() as c_uint) }).map(|_| ())
+}
+/// The other end can send no more from here on; what it sent is still to be read.
+pub fn shut(fd: i32) {
+    unsafe { shutdown(fd, 2) };
+}
+/// The other end of a socket has gone, or was shut.
+pub fn is_hung_up(fd: i32) -> bool {
+    let mut one = [PollFd { fd, events: 0, revents: 0 }];
+    poll_fds(&mut one, 0) > 0 && one[0].revents & (POLLHUP | POLLERR) != 0
 }
 pub fn peer_of(fd: i32) -> Result<UCred> {
     let mut found = UCred { pid: 0, uid: u32::MAX, gid: u32::MAX };
