@@ -1,7 +1,8 @@
 /**
- * The NBD server against qemu-nbd, both showing the same content, ours as a raw file, qemu-nbd's as qcow2: random 4 KiB (alone and 16
- * at once) and sequential 1 MiB, reads and writes, through fio's nbd engine over a unix socket. The files lie on tmpfs where there
- * is one, so that the servers are measured and not the disk. Processor time of the servers is told beside it.
+ * The NBD server against qemu-nbd, all showing the same content: ours as a raw file and as a disk of layers with a writable one on top,
+ * qemu-nbd's as qcow2. Random 4 KiB (alone and 16 at once) and sequential 1 MiB, reads and writes, through fio's nbd engine over a
+ * unix socket. The files lie on tmpfs where there is one, so that the servers are measured and not the disk. Processor time of the
+ * servers is told beside it.
  */
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
@@ -9,10 +10,10 @@ import { existsSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:
 import { join } from 'node:path';
 import { atLeast, type Benchmark, type Result, round } from './benchmark.ts';
 import { BLOCK_LOADS, runLoad, writeNoise } from './block-loads.ts';
-import { projectRoot } from './dsec-command.ts';
+import { DsecCommand } from './dsec-command.ts';
 import { numberOption } from './options.ts';
 import { printTable } from './results.ts';
-import { inTurn, median, summary } from './sample.ts';
+import { inTurn, median, type Summary, summary } from './sample.ts';
 import { missingTool } from './tool.ts';
 import { needSpace, withScratch } from './work-folder.ts';
 
@@ -46,38 +47,50 @@ async function measure(scratch: string): Promise<Result> {
     const raw = join(folder, 'disk.raw');
     writeNoise(raw, sizeBytes);
     execFileSync('qemu-img', ['convert', '-f', 'raw', '-O', 'qcow2', raw, join(folder, 'disk.qcow2')]);
-    const ours = await startOurs(raw, join(scratch, 'ours.sock'));
-    servers.push(ours);
-    const theirs = await startQemu(join(folder, 'disk.qcow2'), join(scratch, 'theirs.sock'));
-    servers.push(theirs);
+    const dsec = new DsecCommand(folder);
+    await dsec.run(['disk', 'create', 'layers', '--from', `raw:${raw}`]);
+    const start = async (server: Promise<Server>) => {
+      servers.push(await server);
+      return servers.at(-1)!;
+    };
+    const ours = await start(startOurs(dsec, raw, join(scratch, 'ours.sock')));
+    const layers = await start(startOurs(dsec, 'disk:layers', join(scratch, 'layers.sock')));
+    const theirs = await start(startQemu(join(folder, 'disk.qcow2'), join(scratch, 'theirs.sock')));
     const n = numberOption('n', 5);
-    const rows: string[][] = [['', 'ours', 'qemu-nbd', 'ratio', 'CPU ours', 'CPU qemu-nbd']];
+    const rows: string[][] = [
+      ['', 'raw', 'layers', 'qemu-nbd', 'raw, ratio', 'layers, ratio', 'CPU raw', 'CPU layers', 'CPU qemu-nbd'],
+    ];
     const details: Record<string, unknown> = {};
-    const ratios: number[] = [];
-    let first: { p50: number; p99: number } | undefined;
+    const ratios: { raw: number; layers: number }[] = [];
+    let first: Summary | undefined;
     for (const [i, load] of BLOCK_LOADS.entries()) {
       const bytes = Math.max(4 * MIB, Math.round((sizeBytes * SHARES[i]!) / MIB) * MIB);
-      const cpu = { ours: [] as number[], theirs: [] as number[] };
-      const run = (server: Server, into: number[]) => async () => {
-        const before = cpuMs(server.child);
-        const ms = await runLoad(through(server), load, sizeBytes, bytes);
-        into.push(cpuMs(server.child) - before);
-        return ms;
-      };
-      // Both have served for a while before it counts.
+      // All have served for a while before it counts.
       for (const server of servers) await runLoad(through(server), load, sizeBytes, Math.min(bytes, 16 * MIB));
-      const pairs = await inTurn(n, run(ours, cpu.ours), run(theirs, cpu.theirs));
-      const rate = (ms: number) =>
+      const against = async (server: Server) => {
+        const cpu = { ours: [] as number[], theirs: [] as number[] };
+        const run = (one: Server, into: number[]) => async () => {
+          const before = cpuMs(one.child);
+          const ms = await runLoad(through(one), load, sizeBytes, bytes);
+          into.push(cpuMs(one.child) - before);
+          return ms;
+        };
+        const pairs = await inTurn(n, run(server, cpu.ours), run(theirs, cpu.theirs));
+        const cpuOf = { ours: median(cpu.ours), qemu: median(cpu.theirs) };
+        return { ratio: pairs.ratio, ours: summary(pairs.ours), qemu: summary(pairs.theirs), cpuMs: cpuOf };
+      };
+      const sides = { raw: await against(ours), layers: await against(layers) };
+      const rate = ({ p50: ms }: Summary) =>
         load.bs === '1m' ? `${((bytes / MIB / ms) * 1000).toFixed(0)} MiB/s` : `${(bytes / 4096 / ms).toFixed(1)} k/s`;
-      const [a, b] = [summary(pairs.ours), summary(pairs.theirs)];
-      const [cpuOurs, cpuTheirs] = [median(cpu.ours), median(cpu.theirs)];
-      ratios.push(pairs.ratio);
-      first ??= a;
-      details[load.name] = { ratio: pairs.ratio, ours: a, qemu: b, cpuMs: { ours: cpuOurs, qemu: cpuTheirs } };
-      rows.push([load.name, rate(a.p50), rate(b.p50), String(pairs.ratio), `${cpuOurs} ms`, `${cpuTheirs} ms`]);
+      const { raw: a, layers: b } = sides;
+      ratios.push({ raw: a.ratio, layers: b.ratio });
+      first ??= a.ours;
+      details[load.name] = sides;
+      const rates = [rate(a.ours), rate(b.ours), rate(a.qemu), String(a.ratio), String(b.ratio)];
+      rows.push([load.name, ...rates, ...[a.cpuMs.ours, b.cpuMs.ours, a.cpuMs.qemu].map((ms) => `${ms} ms`)]);
     }
     printTable(rows);
-    const worst = Math.min(...ratios);
+    const worst = Math.min(...ratios.map(({ raw, layers }) => Math.min(raw, layers)));
     const version = /\d+\.\d+\.\d+/.exec(execFileSync('qemu-nbd', ['--version'], { encoding: 'utf8' }))?.[0];
     return {
       ratio: round(worst),
@@ -89,6 +102,7 @@ async function measure(scratch: string): Promise<Result> {
       unit: 'ms',
       sizeBytes,
       onTmpfs: folder !== scratch,
+      worst: { raw: Math.min(...ratios.map((one) => one.raw)), layers: Math.min(...ratios.map((one) => one.layers)) },
       loads: details,
     };
   } finally {
@@ -102,20 +116,21 @@ async function measure(scratch: string): Promise<Result> {
 
 function diskFolder(scratch: string, sizeBytes: number): string {
   const shared = '/dev/shm';
-  // Twice the disk, and what writing to a qcow2 adds.
+  // Three times the disk, and what writing adds to the qcow2 and the layers.
   if (existsSync(shared) && statfsSync(shared).type === TMPFS) {
     const { bavail, bsize } = statfsSync(shared);
-    if (bavail * bsize > sizeBytes * 3) return mkdtempSync(join(shared, 'dsec-bench-nbd-'));
+    if (bavail * bsize > sizeBytes * 8) return mkdtempSync(join(shared, 'dsec-bench-nbd-'));
   }
-  needSpace(scratch, sizeBytes * 3);
+  needSpace(scratch, sizeBytes * 8);
   return scratch;
 }
 
 const through = ({ uri }: Server) => ['--ioengine=nbd', `--uri=${uri}`];
 
-async function startOurs(raw: string, socket: string): Promise<Server> {
-  const program = join(projectRoot(), 'bin/dsec');
-  const child = spawn(process.execPath, [program, 'disk', 'serve', raw, '--nbd', `unix:${socket}`, '--json'], {
+async function startOurs(dsec: DsecCommand, disk: string, socket: string): Promise<Server> {
+  const [program, ...args] = dsec.argv(['disk', 'serve', disk, '--nbd', `unix:${socket}`, '--json']);
+  const child = spawn(program!, args, {
+    env: { ...process.env, ...dsec.env },
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   const [line] = (await once(child.stdout!.setEncoding('utf8'), 'data')) as [string];

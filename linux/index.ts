@@ -39,6 +39,7 @@ export * from './process.ts';
 export { adviseProcess, type MemoryRange, mappingsOf } from './process-memory.ts';
 export { limitProject, type ProjectUsage, projectUsage, setProject } from './project-quota.ts';
 export { readNow } from './read-now.ts';
+export { isInMemory, ReadyReads } from './ready-reads.ts';
 export { replaceFile, syncFolder } from './replace-file.ts';
 export { coreSchedulingMissing, isScheduledWhenIdle, scheduleWhenIdle, takeCoreAlone } from './scheduling.ts';
 export { receiveNow, sendNow } from './send-now.ts';

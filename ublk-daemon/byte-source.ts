@@ -6,7 +6,7 @@
  * nothing is begun then.
  */
 import { constants, type FileHandle, open } from 'node:fs/promises';
-import { readNow } from '#linux';
+import { ReadyReads } from '#linux';
 import { fail } from './errors.ts';
 
 export interface ByteSource {
@@ -41,7 +41,7 @@ export class FileSource implements ByteSource {
   readonly name: string;
   readonly sizeBytes: number;
   private readonly file: FileHandle;
-  private canReadNow = true;
+  private readonly ready: ReadyReads;
   /** What `close` does besides: the owner of the descriptor may be somebody else. */
   private readonly owned: boolean;
 
@@ -49,6 +49,7 @@ export class FileSource implements ByteSource {
     this.name = name;
     this.sizeBytes = sizeBytes;
     this.file = file;
+    this.ready = new ReadyReads(file.fd);
     this.owned = owned;
   }
 
@@ -66,19 +67,12 @@ export class FileSource implements ByteSource {
   }
 
   read(into: Buffer, offset: number): Promise<void> | undefined {
-    const done = this.readCached(into, offset);
+    const done = this.ready.read(into, 0, into.length, offset);
     return done === into.length ? undefined : this.readSlowly(into, offset, done);
   }
 
   readNow(into: Buffer, offset: number): boolean {
-    return this.readCached(into, offset) === into.length;
-  }
-
-  private readCached(into: Buffer, offset: number): number {
-    if (!this.canReadNow) return 0;
-    const count = readNow(this.file.fd, into, 0, into.length, offset);
-    if (count === undefined) this.canReadNow = false;
-    return count ?? 0;
+    return this.ready.read(into, 0, into.length, offset) === into.length;
   }
 
   private async readSlowly(into: Buffer, offset: number, begun: number): Promise<void> {

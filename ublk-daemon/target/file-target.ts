@@ -4,22 +4,11 @@
  *
  * The file is locked while it is open: one writer, or any number of readers.
  */
-import {
-  close,
-  constants,
-  fdatasync,
-  fstatSync,
-  open,
-  read as readFd,
-  readSync,
-  statfsSync,
-  write as writeFd,
-  writeSync,
-} from 'node:fs';
+import { close, constants, fdatasync, fstatSync, open, read as readFd, write as writeFd, writeSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { systemCode } from '#base';
-import { lockDescriptor, punchHole, readAhead, readNow, seekData, seekHole, zeroRange } from '#linux';
+import { lockDescriptor, punchHole, ReadyReads, readAhead, seekData, seekHole, zeroRange } from '#linux';
 import { fail } from '../errors.ts';
 import type { BlockTarget } from './block-target.ts';
 import type { AsFile, Extent, Extents, Immediate, Prefetch } from './capabilities.ts';
@@ -28,19 +17,11 @@ import { TargetError } from './target-error.ts';
 
 const syncFile = promisify(fdatasync);
 
-/** tmpfs and ramfs: they cannot tell what is in memory, since all of it is. */
-const IN_MEMORY = new Set([0x01021994, 0x858458f6]);
-
 /** What fallocate is asked for at once: it blocks this thread. */
 const DEALLOCATE_STEP_BYTES = 64 * 2 ** 20;
 const ZEROS_BYTES = 2 ** 20;
 /** More runs than this are told in the next answer. */
 const MAX_EXTENTS = 256;
-
-/** Whether reading such a file never waits. @param path may be of a descriptor: `/proc/self/fd/N` */
-export function isInMemory(path: string): boolean {
-  return IN_MEMORY.has(statfsSync(path).type);
-}
 
 export interface FileTargetOptions {
   readonly readOnly?: boolean;
@@ -75,7 +56,7 @@ export class FileTarget implements BlockTarget, Immediate, Extents, Prefetch, As
   readonly #path: string;
   readonly #fd: number;
   /** `ask`: the file system tells what is in memory; `all` of it is; `none` is known to be. */
-  #inMemory: 'ask' | 'all' | 'none';
+  readonly #ready: ReadyReads;
   /**
    * A run known to be data: tmpfs walks page by page to where it ends. Discards forget it; what becomes a hole without one is
    * told as data, which is no error.
@@ -90,7 +71,7 @@ export class FileTarget implements BlockTarget, Immediate, Extents, Prefetch, As
   constructor(path: string, fd: number, sizeBytes: number, blockSize: 512 | 4096, readOnly: boolean) {
     this.#path = path;
     this.#fd = fd;
-    this.#inMemory = isInMemory(path) ? 'all' : 'ask';
+    this.#ready = new ReadyReads(fd);
     this.sizeBytes = sizeBytes;
     this.blockSize = blockSize;
     this.readOnly = readOnly;
@@ -102,11 +83,7 @@ export class FileTarget implements BlockTarget, Immediate, Extents, Prefetch, As
 
   readNow(into: Buffer, at: number, offset: number, length: number): boolean {
     this.#check(offset, length);
-    if (this.#inMemory === 'none') return false;
-    if (this.#inMemory === 'all') return readSync(this.#fd, into, at, length, offset) === length;
-    const count = readNow(this.#fd, into, at, length, offset);
-    if (count === undefined) this.#inMemory = 'none';
-    return count === length;
+    return this.#ready.read(into, at, length, offset) === length;
   }
 
   writeNow(offset: number, data: Buffer): boolean {

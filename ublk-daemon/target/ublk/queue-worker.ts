@@ -18,13 +18,14 @@ import {
   CAPABILITY,
   dropEffective,
   IoUring,
+  isInMemory,
+  type Mapping,
   mapFile,
   RING_FLAG,
   RING_OPERATION,
   readTo,
   writeFrom,
 } from '#linux';
-import { isInMemory } from '../file-target.ts';
 import { IO, IO_DESC_BYTES, MAX_DEPTH, OPERATION, OPERATION_FLAG } from './protocol.ts';
 import {
   LEAVE,
@@ -64,18 +65,14 @@ becomeIoFlusher();
 // threads are no administrators: ours need no partitions.
 dropEffective(CAPABILITY.SYS_ADMIN);
 
-// Not DEFER_TASKRUN: many kernels spin for ever where a request arrives while such a ring is closed (mended in 6.19, da579f05ef0f).
-const ring = new IoUring({ entries: depth * 2 + 8, flags: RING_FLAG.SINGLE_ISSUER | RING_FLAG.COOP_TASKRUN });
-port.postMessage({ ring: ring.fd } satisfies RingOpened);
-const pages = Math.ceil((depth * IO_DESC_BYTES) / 4096) * 4096;
-const descriptors = mapFile(device, pages, queue * Math.ceil((MAX_DEPTH * IO_DESC_BYTES) / 4096) * 4096, {
-  writable: false,
-});
-const described = new Uint32Array(descriptors.bytes.buffer, descriptors.bytes.byteOffset, pages >> 2);
 const note = buffers + depth * maxIoBytes;
 const inMemory = file !== undefined && isInMemory(`/proc/self/fd/${file}`);
-/** Without it the kernel copies between the request and its buffer: of a write before it is offered, of a read when it is answered. */
-const bytes = copies ? new RequestBytes(device, queue) : undefined;
+const { ring, descriptors, bytes } = openQueue();
+const described = new Uint32Array(
+  descriptors.bytes.buffer,
+  descriptors.bytes.byteOffset,
+  descriptors.bytes.length >> 2,
+);
 const mapped = mapTheFile();
 /** File operations that are with the kernel: they use the buffers. */
 let working = 0;
@@ -107,6 +104,26 @@ function serve(): void {
       port.postMessage(requests);
       requests = [];
     }
+  }
+}
+
+/** All of it, or nothing is left behind. */
+function openQueue() {
+  // Not DEFER_TASKRUN: many kernels spin for ever where a request arrives while such a ring is closed (mended in 6.19, da579f05ef0f).
+  const ring = new IoUring({ entries: depth * 2 + 8, flags: RING_FLAG.SINGLE_ISSUER | RING_FLAG.COOP_TASKRUN });
+  let descriptors: Mapping | undefined;
+  try {
+    port.postMessage({ ring: ring.fd } satisfies RingOpened);
+    const length = Math.ceil((depth * IO_DESC_BYTES) / 4096) * 4096;
+    const offset = queue * Math.ceil((MAX_DEPTH * IO_DESC_BYTES) / 4096) * 4096;
+    descriptors = mapFile(device, length, offset, { writable: false });
+    // Without it the kernel copies between the request and its buffer: of a write before it is offered, of a read when it is answered.
+    const bytes = copies ? new RequestBytes(device, queue) : undefined;
+    return { ring, descriptors, bytes };
+  } catch (error) {
+    descriptors?.unmap();
+    ring.unmap();
+    throw error;
   }
 }
 
