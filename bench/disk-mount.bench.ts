@@ -11,7 +11,7 @@ import type { RangeSource } from '#chunk-cache';
 import { createDiskFromImage, publishPoint, storeLayerOpener } from '#control';
 import { type BlobStore, openDiskImage, openStore } from '#imagesvc';
 import { createNamedDisk, openNamedDisk, serveFile, type ZfileOptions } from '#ublk-daemon';
-import { type Benchmark, type Result, round } from './benchmark.ts';
+import { atLeast, type Benchmark, type Result, round } from './benchmark.ts';
 import { findS3Server, LoopbackServer, S3_KEYS, S3_MISSING, s3Url } from './loopback-servers.ts';
 import { printTable } from './results.ts';
 import { timedCommand } from './timed-command.ts';
@@ -28,6 +28,12 @@ const FORMATS: readonly { readonly name: string; readonly zfile?: ZfileOptions }
   { name: 'zstd, 4 KiB', zfile: { algorithm: 'zstd', blockSize: 4096 } },
   { name: 'uncompressed' },
 ];
+
+/**
+ * 57 % fewer bytes than a node that fetches the whole image: what is asked of images that are read on demand (burst.bench.ts), here for
+ * the worst that a start could do to a disk's metadata, which is to look at all of it.
+ */
+const TARGET = round(1 / (1 - 0.57));
 
 export const benchmark: Benchmark = {
   name: 'disk-mount',
@@ -85,8 +91,7 @@ async function measure(folder: string): Promise<Result> {
     const ratio = round(imageBytes / listBytes);
     return {
       ratio,
-      target: undefined,
-      met: undefined,
+      ...atLeast(TARGET, ratio),
       against: 'the bytes of the image, which a node would fetch that does not read on demand',
       n: 1,
       p50: listBytes,

@@ -1,29 +1,39 @@
 /**
- * A short Python task by FnCall, over HTTP: in a fork of an interpreter that waits, and in one that starts for it; against starting a container of the
- * same image for it by our own launcher, through the runtime service. Then as many calls a second as four callers get.
+ * A short Python task by FnCall over HTTP, in a fork of an interpreter that waits and in one that starts for it, against what is done without FnCall:
+ *
+ * - a sandbox of ours for it over HTTP: create, one command `python3 -c`, its output. The main peer: same image, same service, same transport, and the
+ *   quickest way to a container that is known here. Its removal is not counted, as cleaning after a task is not; `removed` has it with that;
+ * - `dsec run`, and `docker run` where there is a dockerd: as they are typed.
+ *
+ * Then as many calls a second as four callers get, with the processor time of one call: that says more where the machine does other work too.
  *
  *     npm run bench -- fncall --fusion=http://127.0.0.1:8080    the same tasks at a SandboxFusion server, too
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { atLeast, type Benchmark, type Result, round } from './benchmark.ts';
+import { DockerDaemon, dockerMissing } from './docker-daemon.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { numberOption } from './options.ts';
 import { fillPythonRoot, pythonMissing } from './python-root.ts';
-import { RuntimeServiceProcess } from './runtime-service.ts';
+import { RawConnection } from './raw-http-client.ts';
 import { summary } from './sample.ts';
+import { SandboxHost } from './sandbox-host.ts';
+import { timedCommand } from './timed-command.ts';
 import { agentMissing, needsRoot } from './tool.ts';
 import { withScratch } from './work-folder.ts';
 
 const CODE = 'print(sum(map(int, input().split())))';
 const STDIN = '1 2 3';
+const COMMAND = ['python3', '-c', 'print(sum(map(int, "1 2 3".split())))'];
 const AT_ONCE = 4;
 const TARGET = 10;
 
 export const benchmark: Benchmark = {
   name: 'fncall',
-  about: 'a warm Python task by FnCall against starting a container for it; tasks a second',
+  about: 'a warm Python task by FnCall against a container for it: a sandbox, dsec run, docker run; tasks a second',
   needs: () => needsRoot() ?? agentMissing() ?? pythonMissing(),
   run: () => withScratch('fncall', measure),
 };
@@ -34,63 +44,54 @@ async function measure(folder: string): Promise<Result> {
   const dsec = new DsecCommand(folder);
   await dsec.convert(`dir:${tree}`, 'python:1');
   const n = numberOption('n', 100);
+  const few = Math.min(n, 20);
+  const docker = await measureDocker(folder, tree, few);
+  const peers = await measurePeers(dsec, n, few);
+  const fusion = await measureFusion(
+    process.argv.find((word) => word.startsWith('--fusion='))?.slice('--fusion='.length),
+    n,
+  );
 
-  const service = await RuntimeServiceProcess.start(dsec);
-  const container: number[] = [];
-  try {
-    const run = () => service.run(['run', 'python:1', '--', 'python3', '-c', 'print(6)']);
-    await run();
-    for (let i = 0; i < n; i++) container.push((await run()).ms);
-  } finally {
-    await service.stop();
-  }
-
-  const options = [
-    '--image',
-    'python:1',
-    '--floor',
-    '2',
-    '--ceiling',
-    '4',
-    '--python',
-    '--listen',
-    '127.0.0.1:0',
-    '--log-level',
-    'error',
-  ];
-  const child = spawn(dsec.program, ['serve', 'fncall', ...options], {
-    env: dsec.env,
+  const options = ['--image', 'python:1', '--floor', '2', '--ceiling', '4', '--python', '--listen', '127.0.0.1:0'];
+  const child = spawn(dsec.program, ['serve', 'fncall', ...options, '--log-level', 'error'], {
+    env: { ...process.env, ...dsec.env },
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   try {
     const url = await listening(child.stdout);
-    const ours = (warm: boolean) => () =>
-      ask(`${url}/v1/fncall/run`, { language: 'python', code: CODE, stdin: STDIN, warm });
-    const warm = await inTurn(n, ours(true));
-    const cold = await inTurn(n, ours(false));
-    const perSecond = await rate(n * 4, ours(true));
-    const perSecondCold = await rate(n, ours(false));
+    const caller = (warm: boolean) => connection(`${url}/v1/fncall/run`, { warm });
+    const [warmCaller, coldCaller] = [await caller(true), await caller(false)];
+    const warm = await inTurn(n, warmCaller);
+    const cold = await inTurn(few, coldCaller);
+    const before = treeCpuMs(child.pid!);
+    const perSecond = await rate(n * 4, await Promise.all(Array.from({ length: AT_ONCE }, () => caller(true))));
+    const cpuMs = round((treeCpuMs(child.pid!) - before) / (n * 4));
+    const perSecondCold = await rate(n, await Promise.all(Array.from({ length: AT_ONCE }, () => caller(false))));
     const { p50, p99 } = summary(warm);
-    const started = summary(container);
-    const ratio = round(started.p50 / p50);
-    const fusion = await measureFusion(
-      process.argv.find((word) => word.startsWith('--fusion='))?.slice('--fusion='.length),
-      n,
+    const ratio = round(peers.sandbox / p50);
+    const ratios = Object.fromEntries(
+      Object.entries({ ...peers, docker }).map(([name, ms]) => [name, ms === undefined ? undefined : round(ms / p50)]),
     );
     console.log(
-      `warm ${p50} ms, cold ${summary(cold).p50} ms, a container ${started.p50} ms; a second: ${perSecond} warm, ${perSecondCold} cold`,
+      `warm ${p50} ms, cold ${summary(cold).p50} ms; a sandbox ${peers.sandbox} ms (with its removal ${peers.removed}), dsec run ${peers.run} ms, ` +
+        `docker run ${docker ?? 'not measured'}; a second: ${perSecond} warm (${cpuMs} ms of processor time each), ${perSecondCold} cold`,
     );
     return {
       ratio,
       ...atLeast(TARGET, ratio),
-      against: 'dsec run python:1 -- python3 -c, through dsec serve runtime',
+      against: `a sandbox of the same image over HTTP, for one python3 -c${fusion === undefined ? '; no SandboxFusion server was given (--fusion=URL)' : ''}`,
       n,
       p50,
       p99,
       unit: 'ms',
       coldP50: summary(cold).p50,
-      containerP50: started.p50,
+      sandboxP50: peers.sandbox,
+      sandboxRemovedP50: peers.removed,
+      dsecRunP50: peers.run,
+      dockerRunP50: docker,
+      ratios,
       perSecond,
+      cpuMs,
       perSecondCold,
       fusion,
     };
@@ -100,11 +101,67 @@ async function measure(folder: string): Promise<Result> {
   }
 }
 
+interface Peers {
+  readonly sandbox: number;
+  readonly removed: number;
+  readonly run: number;
+}
+
+async function measurePeers(dsec: DsecCommand, n: number, few: number): Promise<Peers> {
+  const host = await SandboxHost.start(dsec);
+  const [answered, removed]: number[][] = [[], []];
+  try {
+    for (let i = -1; i < n; i++) {
+      const from = performance.now();
+      const name = await host.create('python:1', { network: { mode: 'none' } });
+      right(await host.exec(name, COMMAND));
+      const told = performance.now();
+      await host.remove(name);
+      // The first one fetches.
+      if (i < 0) continue;
+      answered!.push(told - from);
+      removed!.push(performance.now() - from);
+    }
+    const run: number[] = [];
+    for (let i = -1; i < few; i++) {
+      const { ms, stdout } = await host.service.run(['run', 'python:1', '--', ...COMMAND]);
+      right(stdout);
+      if (i >= 0) run.push(ms);
+    }
+    return { sandbox: summary(answered!).p50, removed: summary(removed!).p50, run: summary(run).p50 };
+  } finally {
+    await host.stop();
+  }
+}
+
+/** The p50 of `docker run`; undefined where there is no dockerd. */
+async function measureDocker(folder: string, tree: string, n: number): Promise<number | undefined> {
+  const missing = dockerMissing();
+  if (missing !== undefined) {
+    console.log(`docker run is not measured: ${missing}`);
+    return undefined;
+  }
+  const docker = await DockerDaemon.start(join(folder, 'docker'));
+  try {
+    const load = docker.argv(['import', '-', 'python:1']).join(' ');
+    await timedCommand(['sh', '-c', `tar -C ${tree} -c . | ${load}`]);
+    const ms: number[] = [];
+    for (let i = -1; i < n; i++) {
+      const run = await timedCommand(docker.argv(['run', '--rm', '--network=none', 'python:1', ...COMMAND]));
+      right(run.stdout);
+      if (i >= 0) ms.push(run.ms);
+    }
+    return summary(ms).p50;
+  } finally {
+    await docker.stop();
+  }
+}
+
 async function measureFusion(url: string | undefined, n: number): Promise<object | undefined> {
   if (url === undefined) return undefined;
-  const run = () => ask(`${url}/run_code`, { language: 'python', code: CODE, stdin: STDIN });
-  const ms = await inTurn(n, run);
-  return { p50: summary(ms).p50, perSecond: await rate(n, run) };
+  const callers = await Promise.all(Array.from({ length: AT_ONCE }, () => connection(`${url}/run_code`, {})));
+  const ms = await inTurn(n, callers[0]!);
+  return { p50: summary(ms).p50, perSecond: await rate(n, callers) };
 }
 
 async function listening(stream: NodeJS.ReadableStream): Promise<string> {
@@ -117,12 +174,21 @@ async function listening(stream: NodeJS.ReadableStream): Promise<string> {
   throw new Error(`dsec serve fncall has ended: ${said}`);
 }
 
-async function ask(url: string, body: object): Promise<void> {
+/** Of a caller whose connection stays. */
+async function connection(url: string, more: object): Promise<() => Promise<void>> {
+  const body = JSON.stringify({ language: 'python', code: CODE, stdin: STDIN, ...more });
   const headers = { 'content-type': 'application/json' };
-  const answer = await fetch(url, { method: 'POST', headers, body: JSON.stringify(body) });
-  const text = await answer.text();
-  // What is fast and wrong counts for nothing.
-  if (!text.includes('6\\n')) throw new Error(`${answer.status} ${text}`);
+  const { pathname } = new URL(url);
+  const caller = await RawConnection.open(url, { method: 'POST', path: pathname, headers, body });
+  return async () => {
+    const status = await caller.ask();
+    if (status !== 200 || !caller.text().includes('6\\n')) throw new Error(caller.text());
+  };
+}
+
+/** What is fast and wrong counts for nothing. */
+function right(output: string): void {
+  if (output.trim() !== '6') throw new Error(`a program has answered ${JSON.stringify(output)}`);
 }
 
 async function inTurn(n: number, run: () => Promise<void>): Promise<number[]> {
@@ -136,12 +202,31 @@ async function inTurn(n: number, run: () => Promise<void>): Promise<number[]> {
   return ms;
 }
 
-async function rate(n: number, run: () => Promise<void>): Promise<number> {
+async function rate(n: number, callers: readonly (() => Promise<void>)[]): Promise<number> {
   let left = n;
   const from = performance.now();
-  const worker = async () => {
+  const worker = async (run: () => Promise<void>) => {
     while (left-- > 0) await run();
   };
-  await Promise.all(Array.from({ length: AT_ONCE }, worker));
+  await Promise.all(callers.map(worker));
   return round((n / (performance.now() - from)) * 1000);
+}
+
+/** Of a process and all below it, with those that have ended and were waited for; in steps of 10 ms. */
+function treeCpuMs(pid: number): number {
+  const rows = readdirSync('/proc').flatMap((name) => {
+    if (!/^\d+$/.test(name)) return [];
+    try {
+      const text = readFileSync(`/proc/${name}/stat`, 'latin1');
+      const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
+      const ticks = fields.slice(11, 15).reduce((sum, one) => sum + Number(one), 0);
+      return [{ pid: Number(name), parent: Number(fields[1]), ms: ticks * 10 }];
+    } catch {
+      // It has ended.
+      return [];
+    }
+  });
+  const below = (parent: number): number =>
+    rows.filter((row) => row.parent === parent).reduce((sum, row) => sum + row.ms + below(row.pid), 0);
+  return (rows.find((row) => row.pid === pid)?.ms ?? 0) + below(pid);
 }

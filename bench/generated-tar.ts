@@ -58,21 +58,7 @@ export class TarFile {
   }
 
   member(path: string, kind: 'file' | 'dir', sizeBytes: number): void {
-    const entry: Entry = {
-      path,
-      kind,
-      mode: kind === 'dir' ? 0o755 : 0o644,
-      uid: 0,
-      gid: 0,
-      mtimeSec: MTIME,
-      mtimeNsec: 0,
-      sizeBytes,
-      target: '',
-      major: 0,
-      minor: 0,
-      xattrs: undefined,
-    };
-    this.write(tarHeader(entry));
+    this.write(memberHeader(path, kind, sizeBytes));
   }
 
   write(bytes: Buffer): void {
@@ -101,4 +87,22 @@ export class TarFile {
     this.#pieces = [];
     this.#pending = 0;
   }
+}
+
+export function memberHeader(path: string, kind: 'file' | 'dir', sizeBytes: number): Buffer {
+  const entry: Entry = {
+    path,
+    kind,
+    mode: kind === 'dir' ? 0o755 : 0o644,
+    uid: 0,
+    gid: 0,
+    mtimeSec: MTIME,
+    mtimeNsec: 0,
+    sizeBytes,
+    target: '',
+    major: 0,
+    minor: 0,
+    xattrs: undefined,
+  };
+  return tarHeader(entry);
 }

@@ -4,6 +4,8 @@
  *     --n=N     measured runs of each side
  *     --mb=N    compressed size of the layers that conversion is measured with
  *     --full    the sizes that are promised, where a benchmark runs smaller ones by default
+ *     --hold=N  sandboxes that are there before anything is measured (cluster-scale --full)
+ *     --profile=FOLDER  write processor profiles of services there, and print where their time goes (cluster-scale)
  *     --keep    leave what was made in the temporary folder
  *     --clean   remove what is kept there between runs, and end (scripts/bench.mjs)
  */
@@ -13,7 +15,12 @@ export function hasFlag(name: 'full' | 'keep'): boolean {
   return process.argv.includes(`--${name}`);
 }
 
-export function numberOption(name: 'n' | 'mb', otherwise: number): number {
+export function folderOption(name: 'profile'): string | undefined {
+  const prefix = `--${name}=`;
+  return process.argv.find((word) => word.startsWith(prefix))?.slice(prefix.length) || undefined;
+}
+
+export function numberOption(name: 'n' | 'mb' | 'hold', otherwise: number): number {
   const prefix = `--${name}=`;
   const given = process.argv.find((word) => word.startsWith(prefix))?.slice(prefix.length);
   if (given === undefined) return otherwise;

@@ -23,6 +23,8 @@ export class RawConnection {
   #status = 0;
   #answered: ((status: number) => void) | undefined;
   #failed: ((error: Error) => void) | undefined;
+  /** The last answer, whole. */
+  #last: readonly Buffer[] = [];
 
   private constructor(socket: Socket, bytes: Buffer) {
     this.#socket = socket;
@@ -55,6 +57,11 @@ export class RawConnection {
     });
   }
 
+  /** Of the last answer, with its head. */
+  text(): string {
+    return Buffer.concat(this.#last).toString();
+  }
+
   close(): void {
     this.#failed = undefined;
     this.#socket.destroy();
@@ -65,6 +72,7 @@ export class RawConnection {
     this.#size += part.length;
     if (this.#whole === 0) this.#readHead();
     if (this.#whole === 0 || this.#size < this.#whole) return;
+    this.#last = this.#heard;
     this.#heard = [];
     this.#size = 0;
     this.#whole = 0;

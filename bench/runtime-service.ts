@@ -47,7 +47,13 @@ export class RuntimeServiceProcess {
 
   /** As a user types it: bin/dsec by itself, which goes to the service. */
   run(args: readonly string[]): Promise<Measured> {
-    return timedCommand([this.#dsec.program, ...args], { env: { ...this.#dsec.env, PATH: '/nonexistent' } });
+    const { argv, env } = this.argv(args);
+    return timedCommand(argv, { env });
+  }
+
+  /** The same, for whoever starts it in another way. */
+  argv(args: readonly string[]): { readonly argv: readonly string[]; readonly env: NodeJS.ProcessEnv } {
+    return { argv: [this.#dsec.program, ...args], env: { ...this.#dsec.env, PATH: '/nonexistent' } };
   }
 
   /** Without a chance to end in order. */

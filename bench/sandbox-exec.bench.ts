@@ -1,12 +1,13 @@
 /**
  * `true` in a sandbox that runs, from the command line to its exit: `dsec sandbox exec` against `docker exec`, both clients of a service
- * that is up. Over HTTP, without a process for each, it is reported beside them.
+ * that is up, both started by a shell. Over HTTP, without a process for each, it is reported beside them.
  */
 import { join } from 'node:path';
 import { atLeast, type Benchmark, type Result } from './benchmark.ts';
 import { DockerDaemon, dockerMissing } from './docker-daemon.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { numberOption } from './options.ts';
+import { PromptShell } from './prompt-shell.ts';
 import { inTurn, summary } from './sample.ts';
 import { SandboxHost, sandboxesMissing } from './sandbox-host.ts';
 import { writeSmallImage } from './small-image.ts';
@@ -30,6 +31,7 @@ async function measure(folder: string): Promise<Result> {
   const dsec = new DsecCommand(folder);
   await dsec.convert(`oci:${layout}`, 'small:1');
   const docker = await DockerDaemon.start(join(folder, 'd'));
+  const shell = new PromptShell(folder);
   try {
     await docker.load(layout, 'small:1');
     const host = await SandboxHost.start(dsec);
@@ -41,8 +43,9 @@ async function measure(folder: string): Promise<Result> {
         await host.exec(name, [COMMAND]);
         return performance.now() - startedAt;
       };
-      const ours = async () => (await host.service.run(['sandbox', 'exec', name, '--', COMMAND])).ms;
-      const theirs = async () => (await timedCommand(docker.argv(['exec', 'peer', COMMAND]))).ms;
+      const { argv, env } = host.service.argv(['sandbox', 'exec', name, '--', COMMAND]);
+      const ours = () => shell.run(argv, env);
+      const theirs = () => shell.run(docker.argv(['exec', 'peer', COMMAND]));
       for (let i = 0; i < WARM_UP_RUNS; i++) for (const side of [overHttp, ours]) await side();
       for (let i = 0; i < 2; i++) await theirs();
       const n = numberOption('n', 25);
@@ -67,6 +70,7 @@ async function measure(folder: string): Promise<Result> {
       await timedCommand(docker.argv(['kill', 'peer'])).catch(() => {});
     }
   } finally {
+    shell.end();
     await docker.stop();
   }
 }

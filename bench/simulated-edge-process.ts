@@ -26,7 +26,11 @@ export interface SimulatedEdges {
 }
 
 /** `processes` of them share the edges of `order`. */
-export async function startSimulatedEdges(order: SimulatedEdgesOrder, processes = 1): Promise<SimulatedEdges> {
+export async function startSimulatedEdges(
+  order: SimulatedEdgesOrder,
+  processes = 1,
+  nodeOptions: readonly string[] = [],
+): Promise<SimulatedEdges> {
   const children: ChildProcess[] = [];
   const close = async () => {
     await Promise.all(
@@ -42,7 +46,7 @@ export async function startSimulatedEdges(order: SimulatedEdgesOrder, processes 
     const parts = Array.from({ length: processes }, (_, part) =>
       order.names.filter((_name, k) => k % processes === part),
     );
-    const edges = await Promise.all(parts.map((names) => startOne({ ...order, names }, children)));
+    const edges = await Promise.all(parts.map((names) => startOne({ ...order, names }, children, nodeOptions)));
     const pids = children.map(({ pid }) => pid!);
     return { pids, edges: edges.flat(), close, usage: () => usageOf(pids) };
   } catch (error) {
@@ -51,9 +55,11 @@ export async function startSimulatedEdges(order: SimulatedEdgesOrder, processes 
   }
 }
 
-async function startOne(order: SimulatedEdgesOrder, children: ChildProcess[]) {
+async function startOne(order: SimulatedEdgesOrder, children: ChildProcess[], nodeOptions: readonly string[]) {
   const entry = processEntry('simulated-edges', new URL('./simulated-edges.ts', import.meta.url));
-  const child = spawn(process.execPath, [...entry, JSON.stringify(order)], { stdio: ['pipe', 'pipe', 'inherit'] });
+  const child = spawn(process.execPath, [...nodeOptions, ...entry, JSON.stringify(order)], {
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
   children.push(child);
   child.stdin!.on('error', () => {});
   const gone = once(child, 'exit').then(([code]) => {

@@ -3,6 +3,7 @@
  * its lock; one that stays, and runs or is paused, by the service that has it, while its commands stand still.
  */
 import { Type } from '@sinclair/typebox';
+import { failPoint } from '#base';
 import { CODEC_NAMES } from '#converter';
 import { openImage, openStore, type PackDiffOptions, type PackedDiff, packDiff, sizesOf } from '#imagesvc';
 import {
@@ -77,6 +78,7 @@ async function pack(
   const workspace = sandbox.workspace === undefined ? undefined : await open(sandbox.workspace);
   const toolkits = await Promise.all(sandbox.toolkits.map(open));
   const lowers = composeLayers({ base, workspace, toolkits });
+  failPoint('pack-opened');
   const packed = await packDiff(store, {
     ...rest,
     name,
@@ -84,8 +86,12 @@ async function pack(
     lowers,
     config: base.config,
     base: base.manifestDigest,
-    onRead,
+    onRead() {
+      failPoint('pack-read');
+      onRead?.();
+    },
   });
+  failPoint('pack-published');
   const composition = { base: sandbox.base, workspace: sandbox.workspace, toolkits: sandbox.toolkits };
   return { ...packed, composition };
 }

@@ -167,6 +167,7 @@ export { MemoryStore } from './store/memory-store.ts';
 export { defaultStoreUrl, openStore } from './store/open-store.ts';
 export { type RemoteSourceOptions, remoteRangeSource, storeRangeSource } from './store/store-range-source.ts';
 export { type SyncedImages, type SyncOptions, syncImages } from './sync/sync-images.ts';
+export { wasSynced } from './sync/synced-images.ts';
 export { type TraceCoverage, traceCoverage, tracedNames } from './sync/trace-coverage.ts';
 export { joinRanges, mergeTraces } from './trace/merge-traces.ts';
 export { type PlannedRange, planPrefetch } from './trace/prefetch-plan.ts';

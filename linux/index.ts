@@ -58,6 +58,6 @@ export * from './special.ts';
 export { type SwapSpace, swapSpace } from './swap.ts';
 export { syncFileSystem } from './sync-file-system.ts';
 export { openSystemLibrary } from './system-library.ts';
-export { makeTap } from './tap.ts';
+export { giveTap, makeTap } from './tap.ts';
 export { Residency, readTo, writeFrom } from './transfer.ts';
 export * from './xattr.ts';

@@ -271,7 +271,7 @@ export const runtimeErrors = {
   },
   RUNTIME_SANDBOX_GONE: {
     message: 'sandbox {name} has ended: {reason}',
-    hint: 'create another one; what this one changed is there until `dsec sandbox rm {name}`',
+    hint: 'what the sandbox changed is there until `dsec sandbox rm`; a command that is lost by itself leaves its sandbox as it is',
     exit: 1,
     http: 410,
   },
@@ -365,6 +365,12 @@ export const runtimeErrors = {
     exit: 125,
     http: 501,
   },
+  RUNTIME_VM_DRIVER: {
+    message: '$DSEC_VM_DRIVER is {text}',
+    hint: 'it is auto, qemu or firecracker',
+    exit: 2,
+    http: 500,
+  },
   RUNTIME_WATCH_LIMIT: {
     message: '{path}: too much is watched already ({code})',
     hint: 'watch fewer folders or without --recursive (at most 32 watches a sandbox, 8,192 folders each); the machine has its own limits: sysctl fs.inotify',
@@ -382,6 +388,13 @@ export const runtimeErrors = {
     hint: 'what it wrote last is in console.log of its folder',
     exit: 1,
     http: 410,
+  },
+  VM_GUEST_AGENT: {
+    message: 'the guest agent of {id} and {command}: {problem}',
+    hint: 'look whether qemu-ga runs in the machine: `dsec sandbox console`, `dsec sandbox screen`',
+    retryable: true,
+    exit: 1,
+    http: 502,
   },
   VM_GUEST_SILENT: {
     message: 'the guest of the sandbox has not answered in {seconds} s',
@@ -424,6 +437,12 @@ export const runtimeErrors = {
   VM_START: {
     message: 'machine {id} could not be started: {reason}',
     hint: '`dsec doctor` says what this machine lacks for virtual ones',
+    exit: 1,
+    http: 500,
+  },
+  VM_TEMPLATE: {
+    message: 'template of virtual machines: {reason}',
+    hint: '`dsec vm template rm` takes it away; machines boot without one',
     exit: 1,
     http: 500,
   },

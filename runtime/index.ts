@@ -10,6 +10,7 @@ export type {
   RunningSandbox,
 } from './backend/backend.ts';
 export { backendNamed, chooseBackend, RUNTIME_NAMES, type RuntimeName } from './backend/choose-backend.ts';
+export type { DeviceNode } from './backend/device-rules.ts';
 export { cgroupsAreHybrid, findOciRuntime, type OciRuntimeChoice, openOciBackend } from './backend/oci-runtime.ts';
 export { OWN_BACKEND, openOwnBackend } from './backend/own-backend.ts';
 export { limitSupport } from './backend/sandbox-cgroups.ts';
@@ -19,6 +20,7 @@ export { type DiskFacts, diskWay } from './disk/sandbox-disk.ts';
 export { runtimeErrors } from './errors.ts';
 export { FnCallNode, type FnCallOptions, type PoolView } from './fncall/fncall-node.ts';
 export { type GpuLease, type GpuMode, GpuScheduler } from './fncall/gpu/gpu-scheduler.ts';
+export { type GpuSource, MACHINE_GPUS } from './fncall/gpu/node-gpus.ts';
 export { type Gpu, listGpus } from './fncall/gpu/nvidia-smi.ts';
 export { isUnknownLanguage, LANGUAGES, type Language, type LanguageTable } from './fncall/languages.ts';
 export type { Pool } from './fncall/pool.ts';
@@ -73,6 +75,14 @@ export {
   type StopResult,
   stopSandbox,
 } from './sandbox/stop-sandbox.ts';
+export {
+  BACKEND_TABLE,
+  BACKENDS,
+  type Backend as BackendKind,
+  type CapabilityRow,
+  featuresOf,
+  type Support,
+} from './sandbox-api/backend-table.ts';
 export { MACHINE_SIZES, SANDBOX_BACKENDS, type SandboxBackend } from './sandbox-api/backends.ts';
 export { type Capability, isUnsupported, unsupported } from './sandbox-api/capabilities.ts';
 export type { ExecHandle, ExecResult, ExecSpec, OutputFrom, OutputPart } from './sandbox-api/exec.ts';
@@ -111,4 +121,7 @@ export { fetchGuestKernel, type GuestKernel, KERNEL_SERIES } from './vm/guest/gu
 export { type GuestMemory, type GuestWrite, memoryGuestWrites, memoryKernelArguments } from './vm/guest-memory.ts';
 export { openQemuDriver } from './vm/qemu/qemu-driver.ts';
 export type { RunningVm, VmDrive, VmDriver, VmSpec } from './vm/vm-driver.ts';
+export { useVmDriver, VM_DRIVER_WISHES, type VmDriverWish } from './vm/vm-drivers.ts';
 export { fullVmProblem, type MicrovmSupport, microvmSupport } from './vm/vm-support.ts';
+export { prepareTemplate, templateStates } from './vm/warm-pool/prepare-template.ts';
+export { removeTemplate, type Template } from './vm/warm-pool/template-folder.ts';

@@ -64,10 +64,14 @@ const SYSTEM = [
     'libxshmfence1',
   ],
   ...['libxpm4', 'libxrender1', 'libxt6', 'libice6', 'libsm6', 'libstdc++6', 'libgcc-s1'],
+  ...['qemu-guest-agent', 'libglib2.0-0', 'libffi8', 'libmount1', 'libblkid1', 'libnuma1', 'liburing2'],
 ];
-/** Before the root: what it lies on. After it: what the X server and the power button need. */
+/** Before the root: what it lies on. After it: what the X server, the power button, the guest agent and the network need. */
 const FIRST = ['virtio_pci', 'virtio_blk', 'ext4'];
-const LATER = ['virtio_gpu', 'xhci_pci', 'usbhid', 'hid_generic', 'evdev', 'button'];
+const LATER = [
+  ...['virtio_gpu', 'xhci_pci', 'usbhid', 'hid_generic', 'evdev', 'button'],
+  ...['virtio_console', 'virtio_net', 'af_packet'],
+];
 const MIB = 1024 * 1024;
 const BOOT_MIB = 64;
 const ROOT_MIB = 192;
@@ -220,6 +224,7 @@ function writeSystem(root, later) {
     'tr',
     'umount',
     'dmesg',
+    ...['ip', 'ifconfig', 'route', 'udhcpc', 'tail', 'nc', 'id', 'env', 'printf', 'true', 'false', 'pwd'],
   ]) {
     const path = join(root, 'usr/bin', applet);
     if (!existsSync(path)) symlinkSync('/bin/busybox', path);
@@ -238,6 +243,11 @@ mount -t tmpfs tmpfs /run
 hostname desktop
 for module in ${later.join(' ')}; do insmod /modules/$module; done
 acpid -f -c /etc/acpi &
+ip link set lo up
+[ -e /sys/class/net/eth0 ] && ip link set eth0 up && udhcpc -i eth0 -s /etc/udhcpc -t 30 -b &
+# The agent's port by its name: there is no udev.
+port() { grep -ls org.qemu.guest_agent.0 /sys/class/virtio-ports/*/name | sed 's|.*/\\(vport[^/]*\\)/name|/dev/\\1|'; }
+[ -n "$(port)" ] && mkdir -p /run /var/run && while :; do qemu-ga -m virtio-serial -p "$(port)" -t /run; sleep 1; done &
 (while :; do setsid sh -c 'exec sh </dev/ttyS0 >/dev/ttyS0 2>&1'; done) &
 # Devices by what they are: there is no udev.
 event() { sed -n "/Name=\\"$1\\"/,/^$/s/.*\\(event[0-9]*\\).*/\\1/p" /proc/bus/input/devices; }
@@ -249,6 +259,18 @@ until [ -e /tmp/.X11-unix/X0 ]; do sleep 0.1; done
 export DISPLAY=:0
 xterm -fa 'DejaVu Sans Mono' -fs 12 -geometry 80x24+40+40 -bg navy -fg white -cr yellow -e sh -c 'echo desktop-is-ready >/dev/ttyS0; cd /root; exec sh' &
 while :; do wait; sleep 1; done
+`,
+  );
+  program(
+    join(root, 'etc/udhcpc'),
+    `#!/bin/sh
+case $1 in
+bound | renew)
+  ifconfig $interface $ip netmask $subnet mtu \${mtu:-1500}
+  route add default gw $router dev $interface
+  for server in $dns; do echo nameserver $server; done >/etc/resolv.conf
+  ;;
+esac
 `,
   );
   program(join(root, 'etc/acpi/PWRF/00000080'), '#!/bin/sh\nsync\npoweroff -f\n');

@@ -94,6 +94,13 @@ export const tools = [
     why: 'tests of the portable FUSE transport',
     neededFor: 'test',
   },
+  {
+    package: 'musl-tools',
+    probe: ['musl-gcc'],
+    why: 'tests on an image of musl',
+    neededFor: 'test',
+    optional: true,
+  },
   { package: 'skopeo', probe: ['skopeo'], why: 'tests against its images and transports', neededFor: 'test' },
   { package: 'umoci', probe: ['umoci'], why: 'tests against how it unpacks images', neededFor: 'test' },
   { package: 'docker-registry', probe: ['docker-registry'], why: 'tests against a real registry', neededFor: 'test' },

@@ -66,6 +66,7 @@ export { type FileServer, type FileServerOptions, serveFile } from './target/fil
 export { type FileTarget, type FileTargetOptions, openFileTarget } from './target/file-target.ts';
 export type { NbdExport } from './target/nbd/export.ts';
 export { type NbdServer, type NbdServerOptions, serveNbd } from './target/nbd/server.ts';
+export { endOwnDevices, type OwnDevice, ownDeviceObstacle, serveOwnDevice } from './target/own-device.ts';
 export { errnoOf, TargetError } from './target/target-error.ts';
 export {
   listUblk,

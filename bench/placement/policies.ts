@@ -5,6 +5,7 @@ import {
   dominantShare,
   type EdgeId,
   type NodeView,
+  type Overflow,
   obstacle,
   type PlacementRequest,
   sum,
@@ -22,6 +23,7 @@ export interface Surroundings {
   readonly random: () => number;
   /** The truth, which only one of them may look at. */
   readonly edges: readonly SimulatedEdge[];
+  readonly overflow?: Overflow;
 }
 
 export type ChooseEdge = (
@@ -33,8 +35,8 @@ export type ChooseEdge = (
 const may = (node: NodeView, request: PlacementRequest, excluded: ReadonlySet<EdgeId>) =>
   !excluded.has(node.edge) && obstacle(node, request) === undefined;
 
-const shipped = ({ random }: Surroundings): ChooseEdge => {
-  return (cluster, request, excluded) => chooseNode(cluster, request, { random, excluded }).edge;
+const shipped = ({ random, overflow }: Surroundings): ChooseEdge => {
+  return (cluster, request, excluded) => chooseNode(cluster, request, { random, excluded, overflow }).edge;
 };
 
 export const POLICIES: readonly Policy[] = [

@@ -17,6 +17,8 @@ export interface SimulationOptions {
   /** Every so often many come at once. */
   readonly burst?: { readonly everySeconds: number; readonly size: number };
   readonly crashes?: boolean;
+  /** Nodes elsewhere, besides, that take what the others have no room for: of images that were synced, a share of all. */
+  readonly overflow?: { readonly nodes: number; readonly above: number; readonly synced: number };
 }
 
 export interface SimulationResult {
@@ -32,6 +34,8 @@ export interface SimulationResult {
   readonly fullest: number;
   /** Times that a node held more than it can promise. */
   readonly overCapacity: number;
+  /** What went elsewhere: how many, how many of them were not synced, and how full the nodes here were at the least when one did, 0 to 1. */
+  readonly elsewhere: { readonly placed: number; readonly notSynced: number; readonly leastUse: number };
 }
 
 const TICK_MS = 10;
@@ -45,15 +49,18 @@ const SILENCE_MS = 15_000;
 const MEAN_LIFE_MS = 60_000;
 const USERS = 40;
 const IMAGES = 400;
+const ELSEWHERE = 'elsewhere';
 
 export function simulate(policy: Policy, options: SimulationOptions): SimulationResult {
-  const { nodes, seconds, rate, seed, burst } = options;
+  const { nodes, seconds, rate, seed, burst, overflow } = options;
   const world = seededRandom(seed);
   const luck = seededRandom(seed + 1);
-  const edges = Array.from({ length: nodes }, (_, i) => {
+  const edges = Array.from({ length: nodes + (overflow?.nodes ?? 0) }, (_, i) => {
     const capacity = { cpuMilli: 768_000, memoryBytes: 1024 * GIB, diskBytes: 8192 * GIB, gpus: 0 };
-    return new SimulatedEdge(`edge-${i}`, capacity, 2400);
+    return new SimulatedEdge(`edge-${i}`, capacity, 2400, i < nodes ? [] : [ELSEWHERE]);
   });
+  const near = edges.slice(0, nodes);
+  const elsewhere = { placed: 0, notSynced: 0, leastUse: 1 };
   const byName = new Map(edges.map((edge) => [edge.name, edge]));
   let now = 0;
   const queue = new TickQueue();
@@ -61,7 +68,8 @@ export function simulate(policy: Policy, options: SimulationOptions): Simulation
 
   const instances = Array.from({ length: INSTANCES }, () => {
     const cluster = new ClusterView({ now: () => now });
-    return { cluster, choose: policy.make({ random: luck, edges }), heard: new Map<string, number>() };
+    const label = overflow && { label: ELSEWHERE, above: overflow.above };
+    return { cluster, choose: policy.make({ random: luck, edges, overflow: label }), heard: new Map<string, number>() };
   });
   const deliver = (report: NodeReport, writtenAt: number) => {
     for (const { cluster, heard } of instances) {
@@ -83,7 +91,7 @@ export function simulate(policy: Policy, options: SimulationOptions): Simulation
   const create = () => {
     const image = Math.floor(world() ** 3 * IMAGES);
     const sandbox: HeldSandbox = {
-      request: requestOf(world, image),
+      request: { ...requestOf(world, image), synced: overflow !== undefined && image % 100 < overflow.synced * 100 },
       busy: world() < 0.2 ? world() : world() * 0.2,
       layers: [`base-${image % 20}`, `image-${image}`],
     };
@@ -104,6 +112,11 @@ export function simulate(policy: Policy, options: SimulationOptions): Simulation
       }
       if (decision !== undefined) cluster.admitted(decision, edge.epoch, answer);
       placed++;
+      if (edge.labels.has(ELSEWHERE)) {
+        elsewhere.placed++;
+        if (sandbox.request.synced !== true) elsewhere.notSynced++;
+        elsewhere.leastUse = Math.min(elsewhere.leastUse, useOf(near));
+      }
       at(now + life, () => edge.end(sandbox));
       return;
     }
@@ -151,11 +164,11 @@ export function simulate(policy: Policy, options: SimulationOptions): Simulation
     at(5000, trouble);
   }
   const sample = () => {
-    const shares = edges.filter(({ state }) => state === 'healthy').map((edge) => shortest(edge));
+    const shares = near.filter(({ state }) => state === 'healthy').map((edge) => shortest(edge));
     const most = Math.max(...shares);
     const mean = shares.reduce((sum, share) => sum + share, 0) / shares.length;
     fullest = Math.max(fullest, most);
-    overCapacity += shares.filter((share) => share > 1).length;
+    overCapacity += edges.filter((edge) => shortest(edge) > 1).length;
     peakOverMean.push({ second: now / 1000, value: most / mean });
     at(now + 1000, sample);
   };
@@ -176,6 +189,7 @@ export function simulate(policy: Policy, options: SimulationOptions): Simulation
     peakOverMean,
     fullest,
     overCapacity,
+    elsewhere,
   };
 }
 
@@ -195,6 +209,16 @@ function requestOf(random: () => number, image: number): PlacementRequest {
     layers: [`base-${image % 20}`, `image-${image}`],
     alone: false,
   };
+}
+
+/** Of all that live: the resource that is shortest. */
+function useOf(edges: readonly SimulatedEdge[]): number {
+  const alive = edges.filter(({ state }) => state === 'healthy');
+  if (alive.length === 0) return 1;
+  const of = (resource: 'cpuMilli' | 'memoryBytes' | 'diskBytes') =>
+    alive.reduce((sum, { reserved }) => sum + reserved[resource], 0) /
+    alive.reduce((sum, { capacity }) => sum + capacity[resource], 0);
+  return Math.max(of('cpuMilli'), of('memoryBytes'), of('diskBytes'));
 }
 
 function shortest({ reserved, capacity }: SimulatedEdge): number {

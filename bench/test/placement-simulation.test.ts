@@ -34,3 +34,22 @@ it('spreads better than chance, than turns, than without its own decisions, and 
 it('gives the same again', () => {
   expect(simulate(POLICIES[0]!, OPTIONS)).toEqual(runs.get(POLICIES[0]!.name));
 });
+
+it('sends elsewhere what is synced, when the nodes here are full by the reports, and nothing else', () => {
+  const crowded = { ...OPTIONS, nodes: 4, rate: 32, burst: undefined, seconds: 120, crashes: false };
+  const overflow = { nodes: 2, above: 0.8, synced: 0.5 };
+  const alone = simulate(POLICIES[0]!, crowded);
+  const { elsewhere, failed, overCapacity } = simulate(POLICIES[0]!, { ...crowded, overflow });
+  expect(elsewhere.placed).toBeGreaterThan(100);
+  expect(elsewhere.notSynced).toBe(0);
+  // Reports are up to ten seconds old: much has ended since at most.
+  expect(elsewhere.leastUse).toBeGreaterThan(0.5);
+  expect(overCapacity).toBe(0);
+  expect(failed).toBeLessThan(alone.failed);
+  const calm = simulate(POLICIES[0]!, { ...crowded, rate: 8, overflow });
+  expect(calm.elsewhere.placed).toBe(0);
+  // With all nodes here dead or draining for a while, too.
+  const hard = simulate(POLICIES[0]!, { ...crowded, crashes: true, overflow });
+  expect(hard.elsewhere.notSynced).toBe(0);
+  expect(hard.overCapacity).toBe(0);
+});

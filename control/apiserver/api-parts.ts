@@ -7,6 +7,7 @@ import type { CreateDefaults, SandboxMaker } from './create-sandbox.ts';
 import type { EdgeConnections } from './edge-connection.ts';
 import type { Edges } from './edges.ts';
 import type { Events } from './events.ts';
+import type { OverflowNodes } from './overflow.ts';
 import type { Owners } from './owners.ts';
 import type { Reconciler } from './reconcile.ts';
 import type { WorkInHand } from './work-in-hand.ts';
@@ -22,6 +23,7 @@ export interface ApiParts {
   readonly events: Events;
   readonly reconciler: Reconciler;
   readonly store: BlobStore;
+  readonly overflow: OverflowNodes | undefined;
   readonly defaults: CreateDefaults;
   /** Connections that are no requests of the app any more. */
   readonly upgraded: Set<Duplex>;

@@ -22,6 +22,7 @@ import { Events } from './events.ts';
 import { fncallRoutes } from './fncall-routes.ts';
 import { ImageLayers } from './image-layers.ts';
 import { describeApi } from './openapi.ts';
+import type { OverflowNodes } from './overflow.ts';
 import { Owners } from './owners.ts';
 import { RateLimit } from './rate-limit.ts';
 import { Reconciler } from './reconcile.ts';
@@ -34,6 +35,8 @@ export interface ApiserverOptions extends Pick<ServiceOptions, 'listen' | 'tls' 
   readonly watcherUrl: string;
   /** The store that sandboxes are made from. */
   readonly store: BlobStore;
+  /** Nodes that take what the others have no room for. */
+  readonly overflow?: OverflowNodes;
   readonly version: string;
   /** Of the cluster: shown to edges and watcher. */
   readonly token: TokenGiven;
@@ -106,8 +109,9 @@ export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
     access,
     edges,
     creates,
-    layers: new ImageLayers(store),
+    layers: new ImageLayers(store, options.overflow?.storeUrl),
     storeUrl: store.url,
+    overflow: options.overflow,
     defaults,
     work,
     note,
@@ -133,6 +137,7 @@ export async function serveApi(options: ApiserverOptions): Promise<Apiserver> {
     events,
     reconciler,
     store,
+    overflow: options.overflow,
     defaults,
     upgraded,
     note,

@@ -7,17 +7,21 @@
  */
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDsecError, messageOf } from '#base';
-import { unsaidIn } from '../edge/sandbox-owner.ts';
+import { unsupported } from '#runtime';
+import { gpuLabel } from '../edge/gpu-cards.ts';
+import { backendOf, unsaidIn } from '../edge/sandbox-owner.ts';
 import { fail } from '../errors.ts';
 import type { Iam, Identity, Reservation } from '../iam/iam.ts';
 import type { Amounts } from '../placement/amounts.ts';
+import type { NodeView } from '../placement/node-view.ts';
 import { type Admission, placeSandbox } from '../placement/place-sandbox.ts';
 import type { PlacementRequest } from '../placement/placement-request.ts';
 import { type Access, whose } from './access.ts';
 import type { EdgeCreates } from './edge-creates.ts';
 import { type Edges, gone, isUnknownOutcome, NOT_THERE, unreachable } from './edges.ts';
 import { allowHostShared } from './host-shared.ts';
-import type { ImageLayers } from './image-layers.ts';
+import type { FoundImages, ImageLayers } from './image-layers.ts';
+import { isOverflow, LACKING, type OverflowNodes } from './overflow.ts';
 import type { CreateAsked } from './request-schemas.ts';
 import { readRoster } from './roster.ts';
 import { type EdgeSandbox, type SandboxView, viewOf } from './sandbox-view.ts';
@@ -40,6 +44,7 @@ export interface MakerOptions {
   readonly creates: EdgeCreates;
   readonly layers: ImageLayers;
   readonly storeUrl: string;
+  readonly overflow?: OverflowNodes;
   readonly defaults: CreateDefaults;
   readonly work: WorkInHand;
   readonly note: (problem: string) => void;
@@ -77,6 +82,7 @@ interface Order {
   readonly project: string;
   readonly amounts: Amounts;
   readonly placement: PlacementRequest;
+  readonly manifests: FoundImages['manifests'];
 }
 
 interface Making extends Order {
@@ -98,6 +104,7 @@ export class SandboxMaker {
   async create(caller: Caller, asked: CreateAsked): Promise<SandboxView> {
     const { access, work, storeUrl } = this.options;
     const project = asked.project ?? caller.identity.project;
+    if (asked.backend === 'fncall') throw unsupported(asked.backend, 'resident');
     if (asked.store !== undefined && asked.store !== storeUrl) throw fail('API_STORE', { store: asked.store });
     await access.allowed(caller.identity, 'sandbox.create', project, caller.requestId);
     await allowHostShared(access, caller, asked, project);
@@ -134,11 +141,13 @@ export class SandboxMaker {
     const images =
       workspace === undefined && toolkits.length === 0 ? [image] : [image, workspace ?? [], toolkits].flat(2);
     const from = performance.now();
-    const found = await layers.of(images, backend);
+    const { layers: found, synced, manifests } = await layers.of(images, backendOf({ backend }));
     this.observe('layers', from);
     const amounts = amountsOf(asked, defaults);
-    const placement = { user, job, backend, amounts, labels, layers: found, alone };
-    const order: Order = { caller, asked, project, amounts, placement };
+    const wanted = asked.gpuKind === undefined ? labels : [...labels, gpuLabel(asked.gpuKind)];
+    this.refuseGpus(asked, amounts, wanted);
+    const placement = { user, job, backend, amounts, labels: wanted, layers: found, synced, alone };
+    const order: Order = { caller, asked, project, amounts, placement, manifests };
     try {
       return await this.placeFirst(order);
     } catch (error) {
@@ -149,6 +158,23 @@ export class SandboxMaker {
       if (!now.existing) await this.options.iam.release(now.id);
       throw error;
     }
+  }
+
+  /** Where there are none at all, to wait helps nobody. @throws SANDBOX_BAD_REQUEST, PLACEMENT_NO_GPU */
+  private refuseGpus(
+    { backend = 'container', runtime = 'dsec', gpuKind }: CreateAsked,
+    { gpus }: Amounts,
+    labels: readonly string[],
+  ) {
+    if (gpus === 0) return;
+    if (backend !== 'container' || runtime !== 'dsec') {
+      throw fail('SANDBOX_BAD_REQUEST', { problem: 'gpus: containers have them, by our own launcher' });
+    }
+    const has = ({ report }: NodeView) =>
+      report.capacity.gpus >= gpus && labels.every((label) => report.labels.has(label));
+    if (this.options.edges.view.nodes.some(has)) return;
+    const kind = gpuKind === undefined ? '' : ` of kind ${gpuKind}`;
+    throw fail('PLACEMENT_NO_GPU', { wanted: `${gpus} gpu${gpus === 1 ? '' : 's'}${kind}` });
   }
 
   private async reserve({ asked, project, amounts, placement }: Order, edge?: string): Promise<Reservation> {
@@ -195,8 +221,8 @@ export class SandboxMaker {
     ask: (edge: string) => Promise<Admission<EdgeSandbox>>,
     making: () => Making,
   ): Promise<SandboxView> {
-    const { edges, random = Math.random } = this.options;
-    const { edge, value } = await placeSandbox(edges.view, placement, ask, { random });
+    const { edges, overflow, random = Math.random } = this.options;
+    const { edge, value } = await placeSandbox(edges.view, placement, ask, { random, overflow });
     return this.placed(making(), edge, value);
   }
 
@@ -276,19 +302,25 @@ export class SandboxMaker {
     return this.ask(making, edge, false);
   }
 
-  private bodyOf({ asked, project, placement, amounts, reservation }: Making): object {
+  private bodyOf({ asked, project, placement, amounts, reservation, manifests }: Making, isElsewhere: boolean): object {
     const { user, job, backend, alone } = placement;
     const owner = { project, user, job, reservation: reservation.id };
-    const store = this.options.storeUrl;
-    const ours = { project: undefined, labels: undefined, job: undefined };
+    const { storeUrl, overflow } = this.options;
+    const store = isElsewhere ? overflow!.storeUrl : storeUrl;
+    const ours = { project: undefined, labels: undefined, job: undefined, gpus: undefined };
     // Spread and overwritten, as it costs a tenth of leaving fields out; JSON has none that are undefined.
-    return { ...asked, ...ours, backend, store, requestId: reservation.id, owner, amounts, alone };
+    const body = { ...asked, ...ours, backend, store, requestId: reservation.id, owner, amounts, alone };
+    if (!isElsewhere) return body;
+    const [image, ...others] = manifests;
+    const workspace = asked.workspace === undefined ? undefined : others.shift();
+    return { ...body, image, workspace, toolkits: others };
   }
 
   /** `fresh`: it was not asked for this before, so one that is not reached has not made it. */
   private async ask(making: Making, edge: string, fresh: boolean): Promise<Admission<EdgeSandbox>> {
-    const { creates } = this.options;
-    const body = this.bodyOf(making);
+    const { creates, edges, layers, overflow } = this.options;
+    const isElsewhere = isOverflow(edges.view, edge, overflow);
+    const body = this.bodyOf(making, isElsewhere);
     let unsettled = !fresh;
     for (const until = Date.now() + SETTLE_MS; ; ) {
       try {
@@ -303,6 +335,9 @@ export class SandboxMaker {
           if (!unsettled || error.code === 'EDGE_REFUSED') return { admitted: false, reason: error.message };
         } else if (isDsecError(error, 'SERVICE_UNREACHABLE') || isDsecError(error, 'EDGE_UNKNOWN')) {
           if (!unsettled) return { admitted: false, reason: messageOf(unreachable(edge, error)) };
+        } else if (isElsewhere && isDsecError(error) && LACKING.has(error.code)) {
+          layers.distrust(making.manifests);
+          return { admitted: false, reason: error.message, notSynced: true };
         } else if (isUnknownOutcome(error)) unsettled = true;
         else throw error;
         if (Date.now() > until || this.closed) throw fail('CREATE_UNSETTLED', { edge }, error);
@@ -384,11 +419,13 @@ function isBegun({ existing, state, edge }: Reservation): boolean {
 
 /** What a sandbox counts as: its limits, else the defaults, or of a virtual machine the size that it has then. */
 export function amountsOf(
-  asked: Pick<CreateAsked, 'cpus' | 'memoryBytes' | 'diskBytes' | 'backend'>,
+  asked: Pick<CreateAsked, 'cpus' | 'memoryBytes' | 'diskBytes' | 'backend' | 'gpus' | 'gpuKind'>,
   defaults: CreateDefaults,
 ): Amounts {
-  const unsaid = unsaidIn(asked.backend ?? 'container', defaults);
+  const unsaid = unsaidIn(backendOf(asked), defaults);
   const { cpus, memoryBytes = unsaid.memoryBytes, diskBytes = unsaid.diskBytes } = asked;
   const cpuMilli = cpus === undefined ? unsaid.cpuMilli : Math.ceil(cpus * 1000);
-  return { cpuMilli, memoryBytes, diskBytes, gpus: 0 };
+  // Whoever names a kind wants one.
+  const gpus = asked.gpus ?? (asked.gpuKind === undefined ? 0 : 1);
+  return { cpuMilli, memoryBytes, diskBytes, gpus };
 }

@@ -14,6 +14,7 @@ import { ROOT } from '../iam/project-path.ts';
 import { whose } from './access.ts';
 import type { ApiParts } from './api-parts.ts';
 import { allowHostShared, askerOf } from './host-shared.ts';
+import { isOverflow } from './overflow.ts';
 
 /** Longer than any task: its own limits end it. */
 const TASK_MS = 2 * 3_600_000;
@@ -64,7 +65,11 @@ export function fncallRoutes(app: FastifyInstance, parts: ApiParts): void {
 
   function able(excluded: ReadonlySet<string>) {
     return edges.view.nodes.filter(
-      ({ edge, report }) => report.state === 'healthy' && report.backends.has('fncall') && !excluded.has(edge),
+      ({ edge, report }) =>
+        report.state === 'healthy' &&
+        report.backends.has('fncall') &&
+        !excluded.has(edge) &&
+        !isOverflow(edges.view, edge, parts.overflow),
     );
   }
 

@@ -15,12 +15,24 @@ export interface KnownOwner extends Owner {
 }
 
 const BELIEVED_MS = 10_000;
-const MOST = 50_000;
+/** In each of two maps. */
+const MOST = 25_000;
 /** Of a sandbox that nobody owns: made by root on that machine. */
 const NOBODY: Owner = { project: 'root', user: '' };
 
+interface Believed {
+  readonly owner: KnownOwner;
+  readonly until: number;
+}
+
 export class Owners {
-  private readonly known = new Map<string, { readonly owner: KnownOwner; readonly until: number }>();
+  /**
+   * Of now, and of before. Both go as a whole: a map that loses its oldest entry with each new one is walked through, over all that were lost, for
+   * each of them.
+   */
+  private known = new Map<string, Believed>();
+  private before = new Map<string, Believed>();
+  private begunAt = 0;
   private readonly asking = new Map<string, Promise<KnownOwner>>();
   private readonly edges: Edges;
 
@@ -31,7 +43,7 @@ export class Owners {
   /** @throws SANDBOX_GONE, EDGE_UNREACHABLE, EDGE_UNKNOWN */
   async of(address: SandboxAddress): Promise<KnownOwner> {
     const id = sandboxId(address);
-    const known = this.known.get(id);
+    const known = this.known.get(id) ?? this.before.get(id);
     if (known !== undefined && known.until > Date.now()) return known.owner;
     const asking = this.asking.get(id) ?? this.ask(address, id).finally(() => this.asking.delete(id));
     this.asking.set(id, asking);
@@ -56,17 +68,17 @@ export class Owners {
 
   learn(id: string, owner: KnownOwner): void {
     const now = Date.now();
-    this.known.delete(id);
-    // The oldest is first.
-    for (const [one, { until }] of this.known) {
-      if (until > now && this.known.size < MOST) break;
-      this.known.delete(one);
+    if (now - this.begunAt >= BELIEVED_MS || this.known.size >= MOST) {
+      this.before = this.known;
+      this.known = new Map();
+      this.begunAt = now;
     }
     this.known.set(id, { owner, until: now + BELIEVED_MS });
   }
 
   forget(id: string): void {
     this.known.delete(id);
+    this.before.delete(id);
   }
 
   private async ask({ name, edge }: SandboxAddress, id: string): Promise<KnownOwner> {

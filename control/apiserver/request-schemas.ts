@@ -1,6 +1,7 @@
 /** What clients may ask the apiserver for. Of a sandbox it is what the runtime service takes, but for the store, which the cluster has. */
 import { type Static, Type } from '@sinclair/typebox';
-import { SANDBOX_BACKENDS } from '#runtime';
+import { BACKENDS } from '#runtime';
+import { GPU_KIND } from '../edge/gpu-cards.ts';
 import { createFields } from '../runtime-service/sandbox-routes.ts';
 
 const { store: _store, ...ofRuntime } = createFields;
@@ -14,12 +15,15 @@ export const CreateRequest = Type.Object(
     image: Text(1000),
     name: Type.Optional(Type.String({ pattern: '^[a-z0-9][a-z0-9_.-]{0,62}$' })),
     requestId: Type.Optional(Text(256)),
-    backend: Type.Optional(Type.Union(SANDBOX_BACKENDS.map((name) => Type.Literal(name)))),
+    /** `fncall` has no sandboxes, and is refused as such (RUNTIME_UNSUPPORTED). */
+    backend: Type.Optional(Type.Union(BACKENDS.map((name) => Type.Literal(name)))),
     store: Type.Optional(Text(1000)),
     project: Type.Optional(ProjectPath),
     job: Type.Optional(Text(200)),
     labels: Type.Optional(Type.Array(Text(200), { maxItems: 32 })),
     alone: Type.Optional(Type.Boolean()),
+    gpus: Type.Optional(Type.Integer({ minimum: 0, maximum: 64, description: 'graphics processors of its own' })),
+    gpuKind: Type.Optional(Type.String({ pattern: GPU_KIND, description: 'h100-80gb-hbm3; any by default' })),
   },
   { additionalProperties: false },
 );

@@ -17,12 +17,14 @@ import { gone } from './edges.ts';
 import { ForkRequest, forkSandbox } from './fork.ts';
 import { packTarget } from './image-target.ts';
 import { LimitChanges } from './limits.ts';
+import { isOverflow } from './overflow.ts';
 import { actionOf } from './pass-action.ts';
 import { passOn, passUpgrade, refuseUpgrade } from './pass-through.ts';
 import { BatchRequest, CreateRequest, SandboxQuery } from './request-schemas.ts';
 import { parseSandboxId, type SandboxAddress } from './sandbox-id.ts';
 import { listSandboxes } from './sandbox-list.ts';
 import { type EdgeSandbox, viewOf } from './sandbox-view.ts';
+import { takeSocketToken } from './socket-token.ts';
 
 const ONE = '/v1/sandboxes/:id';
 const BATCH_BYTES = 64 << 20;
@@ -86,7 +88,9 @@ export async function sandboxRoutes(app: HttpApp, parts: ApiParts): Promise<void
     if (store !== undefined && store !== parts.store.url) throw fail('API_STORE', { store });
     const name = await packTarget(parts.store, target.project, request.body.name);
     const { gone: signal } = callerOf(request, reply);
-    const body = { ...request.body, name, store: undefined };
+    // Whatever store it was started from, the image is the cluster's.
+    const isElsewhere = isOverflow(edges.view, target.address.edge, parts.overflow);
+    const body = { ...request.body, name, store: isElsewhere ? parts.store.url : undefined };
     const packed = await askEdge<object>(request, target.address, target.id, 'POST', '/pack-diff', body, signal);
     await audited(request, target, 'sandbox.manage', 'done');
     return packed;
@@ -126,6 +130,7 @@ export async function sandboxRoutes(app: HttpApp, parts: ApiParts): Promise<void
     socket.once('close', () => parts.upgraded.delete(socket));
     socket.on('error', () => {});
     const upgrading = async () => {
+      takeSocketToken(request);
       const identity = await access.authenticate(request);
       const target = await targetOf(request, identity, requestId);
       const { id, address } = target;

@@ -2,7 +2,7 @@
  * Which API a command speaks to: --api, else $DSEC_API, else the current context of contexts.json, else none: this machine. The SDKs read the same file. A
  * token that was given for one URL is never sent to another.
  */
-import { chmodSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, readFileSync, renameSync, statSync, writeFileSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
 import { messageOf, systemCode } from '#base';
@@ -38,6 +38,8 @@ export function contextsPath(env: Environment = process.env): string {
 export function readContexts(path: string): Contexts {
   let text: string;
   try {
+    // Most have none, and what is thrown costs more than all the rest of the question.
+    if (statSync(path, { throwIfNoEntry: false }) === undefined) return { contexts: {} };
     text = readFileSync(path, 'utf8');
   } catch (error) {
     if (systemCode(error) === 'ENOENT' || systemCode(error) === 'ENOTDIR') return { contexts: {} };

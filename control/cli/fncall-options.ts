@@ -6,6 +6,7 @@ import { fail } from '../errors.ts';
 import type { PoolAsked } from '../fncall/task-schemas.ts';
 import { parseDuration } from './duration.ts';
 import { repeated } from './repeated.ts';
+import { parseSize } from './size.ts';
 
 export interface PoolFlags {
   readonly image?: string;
@@ -23,6 +24,9 @@ export interface PoolFlags {
   readonly pythonImport?: string[];
   readonly python?: boolean;
   readonly cpus?: string;
+  readonly gpu?: string;
+  readonly gpuProfile?: string;
+  readonly gpuMemory?: string;
 }
 
 export function withPoolOptions(command: Command): Command {
@@ -43,7 +47,10 @@ export function withPoolOptions(command: Command): Command {
     .option('--env <name=value>', 'for every task; may be given several times', repeated)
     .option('--python', 'a Python that has started waits in each container; a task gets a fork of it')
     .option('--python-import <module>', 'the same, with this module imported; may be given several times', repeated)
-    .option('--cpus <n>', 'processors of one container (default: as many as there are)');
+    .option('--cpus <n>', 'processors of one container (default: as many as there are)')
+    .option('--gpu <mode>', 'each container has a graphics processor: exclusive, or shared with up to three others')
+    .option('--gpu-profile <name>', 'with --gpu: an instance (MIG) of this profile, such as 1g.10gb')
+    .option('--gpu-memory <size>', 'with --gpu: one that has so much memory');
 }
 
 /** @throws CLI_USAGE, CLI_DURATION */
@@ -73,7 +80,19 @@ export function poolAsked(options: PoolFlags, program: string): PoolAsked {
     env,
     python,
     cpus: number('--cpus', options.cpus),
+    gpu: gpuAsked(options, usage),
   };
+}
+
+function gpuAsked(options: PoolFlags, usage: (problem: string) => Error): PoolAsked['gpu'] {
+  const { gpu: mode, gpuProfile: profile, gpuMemory } = options;
+  if (mode === undefined) {
+    if (profile !== undefined || gpuMemory !== undefined) throw usage('--gpu exclusive or --gpu shared is missing');
+    return undefined;
+  }
+  if (mode !== 'exclusive' && mode !== 'shared') throw usage(`--gpu ${mode}: exclusive or shared`);
+  const memoryMib = gpuMemory === undefined ? undefined : Math.ceil(parseSize('--gpu-memory', gpuMemory) / 2 ** 20);
+  return { mode, profile, memoryMib };
 }
 
 function readTable(file: string, usage: (problem: string) => Error): PoolAsked['table'] {

@@ -9,7 +9,7 @@ import { Command, CommanderError } from 'commander';
 import { isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import type { CommandDefinition } from './command.ts';
-import { commandTable } from './command-table.ts';
+import { type CommandEntry, commandTable } from './command-table.ts';
 import type { Cleanup, Context } from './context.ts';
 import { endProcess } from './end-process.ts';
 import { exactArguments, refuseInexact, refuseInexactVariables } from './exact-text.ts';
@@ -130,14 +130,15 @@ export async function runCommandLine(argv: readonly string[], context: Context):
   for (const entry of named === undefined ? commandTable : [named]) {
     const command = program.command(entry.name).summary(entry.summary);
     if (entry !== named) continue;
-    const { definition } = await entry.load();
+    const definition = await definitionOf(entry);
     describe(command, definition);
     const part = Object.hasOwn(definition.parts ?? {}, args[1] ?? '') ? definition.parts?.[args[1]!] : undefined;
     if (part === undefined) definition.configure(command, context);
     else part(command, context);
     program.hook('preAction', (_program, called) => {
       refuseInexact(called, helpful(program, args), definition.exactPaths);
-      refuseInexactVariables(helpful(program, args), []);
+      // A client's are looked at before it gets here.
+      if (context.caller === undefined) refuseInexactVariables(helpful(program, args), []);
     });
   }
   try {
@@ -151,6 +152,17 @@ export async function runCommandLine(argv: readonly string[], context: Context):
     }
   }
   for (const text of texts) await context.output.write(text);
+}
+
+const definitions = new Map<CommandEntry, CommandDefinition>();
+
+/** Loaded once: a service runs the same command again and again. */
+async function definitionOf(entry: CommandEntry): Promise<CommandDefinition> {
+  const known = definitions.get(entry);
+  if (known !== undefined) return known;
+  const { definition } = await entry.load();
+  definitions.set(entry, definition);
+  return definition;
 }
 
 /** The command whose help explains these arguments: `dsec convert`, `dsec sandbox rm`. */

@@ -26,7 +26,7 @@ export function progressOn(stream: NodeJS.WriteStream): ProgressLines {
   const draw = () => {
     timer = undefined;
     if (ended) return;
-    const lines = progressText([...tasks.values()], stream.columns ?? 80);
+    const lines = progressText([...tasks.values()], stream.columns || 80);
     stream.write(`${erase(drawnLines)}${lines.map((line) => `${line}\n`).join('')}`);
     drawnLines = lines.length;
   };

@@ -1,5 +1,5 @@
 /**
- * The files of the console, as they are served: all that lies in web/ and a few of xterm's, read once, each with its type and a strong ETag.
+ * The files of the console, as they are served: all that lies in web/, a few of xterm's and noVNC's modules, read once, each with its type and a strong ETag.
  * A list made at the start instead of a folder that requests look into: no path of a request ever reaches the file system.
  */
 import { createHash } from 'node:crypto';
@@ -28,15 +28,29 @@ const FROM_PACKAGES: Readonly<Record<string, string>> = {
   'vendor/xterm.css': 'node_modules/@xterm/xterm/css/xterm.css',
 };
 
+/** Folders of modules: below this path -> where they lie. Loaded by the page when a screen is looked at. */
+const MODULES_FROM_PACKAGES: Readonly<Record<string, string>> = {
+  'vendor/novnc/core': 'node_modules/@novnc/novnc/core',
+  'vendor/novnc/vendor': 'node_modules/@novnc/novnc/vendor',
+};
+
 /** By the path below /console/; '' is the page. @throws CONSOLE_MISSING */
 export function consoleFiles(): ReadonlyMap<string, ConsoleFile> {
   const root = rootFolder();
   const folder = join(root, 'control/console/web');
   const files = new Map<string, ConsoleFile>();
-  for (const entry of readdirSync(folder, { recursive: true, withFileTypes: true })) {
-    const path = join(entry.parentPath, entry.name);
-    const type = TYPES[extname(entry.name)];
-    if (entry.isFile() && type !== undefined) files.set(relative(folder, path).split(sep).join('/'), read(path, type));
+  const take = (from: string, below: string, types: Readonly<Record<string, string>>) => {
+    if (!existsSync(from)) throw fail('CONSOLE_MISSING', { path: from });
+    for (const entry of readdirSync(from, { recursive: true, withFileTypes: true })) {
+      const path = join(entry.parentPath, entry.name);
+      const type = types[extname(entry.name)];
+      if (!entry.isFile() || type === undefined) continue;
+      files.set(`${below}${relative(from, path).split(sep).join('/')}`, read(path, type));
+    }
+  };
+  take(folder, '', TYPES);
+  for (const [below, from] of Object.entries(MODULES_FROM_PACKAGES)) {
+    take(join(root, from), `${below}/`, { '.js': TYPES['.js']! });
   }
   for (const [name, path] of Object.entries(FROM_PACKAGES)) {
     files.set(name, read(join(root, path), TYPES[extname(name)]!));

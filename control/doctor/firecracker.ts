@@ -9,8 +9,8 @@ export function firecrackerRow(): Feature {
     name: 'firecracker',
     present: missing === undefined,
     detail: missing ?? `${binary}${found}, ${jailer === undefined ? 'without its jailer' : jailer}`,
-    usedFor: 'virtual machines by its driver (runtime/vm/firecracker)',
-    fallback: 'nothing: sandboxes in virtual machines run under QEMU',
+    usedFor: 'dsec sandbox create --backend microvm',
+    fallback: 'they run under QEMU',
     later: true,
   };
 }

@@ -8,7 +8,7 @@ const FALLBACK = 'containers';
 
 export function machineRows(): Feature[] {
   try {
-    const { problem, hint, driver, accelerator, kernel, tap } = microvmSupport(runtimeFolders().stateDir);
+    const { problem, hint, driver, why, accelerator, kernel, tap } = microvmSupport(runtimeFolders().stateDir);
     if (problem !== undefined) {
       return [
         { name: 'microvm', present: false, detail: `${problem}: ${hint}`, usedFor: USED_FOR, fallback: FALLBACK },
@@ -19,7 +19,7 @@ export function machineRows(): Feature[] {
       {
         name: 'microvm',
         present: true,
-        detail: `${driver}, ${speed}, Linux ${kernel}`,
+        detail: `${driver}, ${speed}, Linux ${kernel} (${why})`,
         usedFor: USED_FOR,
         fallback: FALLBACK,
       },

@@ -20,6 +20,8 @@ export interface CapacityOptions {
   /** `cpu=1,memory=0.5,io=0.95`: shares of the last ten seconds in which something waited; 1: never refuse for it. */
   readonly pressure?: string;
   readonly stateDir: string;
+  /** Graphics processors that are there. */
+  readonly cards?: number;
 }
 
 /** @throws EDGE_CAPACITY, CLI_SIZE */
@@ -28,6 +30,7 @@ export function admissionLimits({
   reserve = '',
   pressure = '',
   stateDir,
+  cards = 0,
 }: CapacityOptions): AdmissionLimits {
   const given = pairs('--capacity', capacity, ['cpus', 'memory', 'disk', 'gpus', 'sandboxes']);
   const kept = pairs('--reserve', reserve, ['memory', 'disk']);
@@ -50,7 +53,7 @@ export function admissionLimits({
       cpuMilli: Math.round(1000 * number('cpus', given.get('cpus'), 1e6, availableParallelism() * CPU_OVERCOMMIT)),
       memoryBytes: size('memory', () => machineMemory()),
       diskBytes: size('disk', () => diskOf(stateDir)),
-      gpus: Math.floor(number('gpus', given.get('gpus'), 1024, 0)),
+      gpus: Math.floor(number('gpus', given.get('gpus'), cards, cards)),
     },
     sandboxes: new Map(backendsHere(stateDir).map((backend) => [backend, sandboxes])),
     memoryReserve: share(kept, 'memory', RESERVE),

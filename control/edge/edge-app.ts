@@ -5,6 +5,7 @@
 import { type Static, Type } from '@sinclair/typebox';
 import type { FastifyInstance } from 'fastify';
 import type { NodeSandbox } from '#runtime';
+import { fail } from '../errors.ts';
 import type { FnCallHost } from '../fncall/fncall-host.ts';
 import { fncallMetrics, fncallRoutes } from '../fncall/fncall-routes.ts';
 import {
@@ -57,8 +58,11 @@ export async function edgeApp(service: Service, { edge, operations, fncall, stor
   };
   app.get('/v1/sandboxes', async () => edge.list().map(view));
   const create = async (body: Static<typeof CreateBody>) => {
-    const { owner = LOCAL_OWNER, amounts, backend = 'container', alone = false, ...asked } = body;
-    const promised = { owner, amounts: amounts ?? amountsOf(asked, backend), backend, alone };
+    const { owner = LOCAL_OWNER, amounts, backend = 'container', alone = false, gpuKind, ...asked } = body;
+    if ((amounts?.gpus ?? 0) > 0 && (backend !== 'container' || (asked.runtime ?? 'dsec') !== 'dsec')) {
+      throw fail('SANDBOX_BAD_REQUEST', { problem: 'gpus: containers have them, by our own launcher' });
+    }
+    const promised = { owner, amounts: amounts ?? amountsOf(asked, backend), backend, alone, gpuKind };
     const prepare = () => createOptions({ ...asked, backend, store: asked.store ?? storeUrl });
     const { sandbox, held } = await edge.createHeld(promised, asked.requestId, prepare);
     // It may have ended by now, and be no longer held.

@@ -9,6 +9,7 @@ import { InTurn, isDsecError, messageOf, Slots } from '#base';
 import {
   type AllLimits,
   type CreateOptions,
+  type DeviceNode,
   type LimitChanges,
   listSandboxes,
   type NodeSandbox,
@@ -21,6 +22,7 @@ import { type Amounts, larger } from '../placement/amounts.ts';
 import type { NodeReport } from '../placement/node-report.ts';
 import type { Sandboxes } from '../runtime-service/route.ts';
 import type { EdgeHost, Roster, RosterEntry } from './edge-host.ts';
+import { type GpuCard, GpuCards, gpuEnv } from './gpu-cards.ts';
 import type { Held, Ledger } from './ledger.ts';
 import type { Pressure, PressureGauge } from './pressure.ts';
 import { failAsRuntime } from './runtime-failure.ts';
@@ -29,6 +31,7 @@ import {
   amountsAfter,
   amountsOf,
   backendOf,
+  cardsIn,
   type Promised,
   promisedIn,
   promisedOf,
@@ -41,6 +44,8 @@ export interface EdgeNodeOptions {
   readonly node: SandboxNode;
   readonly ledger: Ledger;
   readonly gauge: Pick<PressureGauge, 'measure'>;
+  /** Graphics processors: none by default. */
+  readonly cards?: GpuCards;
   /** An ended one is removed after so long. */
   readonly keepEndedMs: number;
   readonly noteDraining: (on: boolean) => void;
@@ -54,6 +59,7 @@ export interface EdgeNodeOptions {
 interface Entry {
   held: Held;
   readonly requestId: string | undefined;
+  readonly cards: readonly GpuCard[];
   /** Once it is there. */
   sandbox?: NodeSandbox;
 }
@@ -83,6 +89,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   /** Digests of metadata of layers that sandboxes here were made of, the last ones. */
   private readonly layers = new Set<string>();
   private readonly updates = new InTurn<NodeSandbox>();
+  private readonly cards: GpuCards;
   private pressure: { readonly value: Pressure; readonly at: number } | undefined;
   private sweeping: NodeJS.Timeout | undefined;
   private closing = false;
@@ -90,6 +97,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   constructor(options: EdgeNodeOptions) {
     this.options = options;
     this.edge = options.ledger.options.edge;
+    this.cards = options.cards ?? new GpuCards();
     this.noteKept();
     this.adoptUnknown();
     this.sweepLater();
@@ -114,7 +122,15 @@ export class EdgeNode implements Sandboxes, EdgeHost {
       return { sandbox: await known.made, held: known.entry.held };
     }
     if (requestId !== undefined) this.refuseEnded(requestId, promised);
-    const entry: Entry = { held: this.options.ledger.admit(promised, this.measured()), requestId };
+    const held = this.options.ledger.admit(promised, this.measured());
+    let cards: readonly GpuCard[];
+    try {
+      cards = this.cards.take(promised.amounts.gpus, promised.gpuKind, this.edge);
+    } catch (error) {
+      this.options.ledger.release(held);
+      throw error;
+    }
+    const entry: Entry = { held, requestId, cards };
     const made = this.make(entry, promised, prepare);
     if (requestId !== undefined) this.byRequest.set(requestId, { entry, made });
     return { sandbox: await made, held: entry.held };
@@ -225,19 +241,25 @@ export class EdgeNode implements Sandboxes, EdgeHost {
     let sandbox: NodeSandbox;
     try {
       const options = await prepare();
-      const tag = promisedTag(promised, admission);
-      sandbox = await this.creations.run(() => node.create({ ...options, requestId: entry.requestId, tag }));
+      const { cards, requestId } = entry;
+      const tag = promisedTag(promised, admission, idsOf(cards));
+      const devices = devicesOf(cards);
+      const env = cards.length === 0 && promised.amounts.gpus === 0 ? options.env : gpuEnv(options.env, cards);
+      sandbox = await this.creations.run(() => node.create({ ...options, env, devices, requestId, tag }));
       this.noteLayers(options);
     } catch (error) {
       this.creating.delete(admission.number);
       if (entry.requestId !== undefined) this.byRequest.delete(entry.requestId);
       ledger.release(entry.held);
+      this.cards.release(idsOf(entry.cards));
       throw error;
     }
     this.creating.delete(admission.number);
     // Somebody made it on the machine itself, with this very request id.
-    if (this.entries.has(sandbox.name)) ledger.release(entry.held);
-    else this.follow(entry, sandbox);
+    if (this.entries.has(sandbox.name)) {
+      ledger.release(entry.held);
+      this.cards.release(idsOf(entry.cards));
+    } else this.follow(entry, sandbox);
     return sandbox;
   }
 
@@ -249,6 +271,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
     this.entries.set(sandbox.name, entry);
     sandbox.ended.then((end) => {
       this.options.ledger.release(entry.held);
+      this.cards.release(cardsIn(sandbox.facts.resident?.tag));
       if (this.entries.get(sandbox.name) === entry) this.entries.delete(sandbox.name);
       if (entry.requestId !== undefined) this.byRequest.delete(entry.requestId);
       this.noteEnded(sandbox.facts, entry.held, end);
@@ -263,7 +286,8 @@ export class EdgeNode implements Sandboxes, EdgeHost {
       // It is there, but whoever makes it has not been told yet.
       const { epoch, number } = admissionIn(sandbox.facts.resident?.tag) ?? {};
       if (epoch === this.options.ledger.epoch && number !== undefined && this.creating.has(number)) continue;
-      const entry: Entry = { held: this.options.ledger.keep(promisedOf(sandbox.facts)), requestId };
+      const entry: Entry = { held: this.options.ledger.keep(promisedOf(sandbox.facts)), requestId, cards: [] };
+      this.cards.keep(cardsIn(sandbox.facts.resident?.tag));
       this.follow(entry, sandbox);
       if (requestId !== undefined) this.byRequest.set(requestId, { entry, made: Promise.resolve(sandbox) });
     }
@@ -354,6 +378,16 @@ export class EdgeNode implements Sandboxes, EdgeHost {
       }
     }
   }
+}
+
+function idsOf(cards: readonly GpuCard[]): readonly string[] {
+  return cards.map(({ id }) => id);
+}
+
+/** Each once: some are of the driver, for whoever has any card. */
+function devicesOf(cards: readonly GpuCard[]): readonly DeviceNode[] | undefined {
+  if (cards.length === 0) return undefined;
+  return [...new Map(cards.flatMap(({ devices }) => devices).map((node) => [node.path, node])).values()];
 }
 
 function rosterEntry(facts: SandboxRecord, promised: Promised, end: SandboxEnd | undefined): RosterEntry {

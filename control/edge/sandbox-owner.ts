@@ -5,6 +5,7 @@ import { MACHINE_SIZES, SANDBOX_BACKENDS, type SandboxBackend, type SandboxRecor
 import { fail } from '../errors.ts';
 import type { Amounts } from '../placement/amounts.ts';
 import type { BackendName } from '../placement/node-report.ts';
+import { GPU_KIND } from './gpu-cards.ts';
 
 const Text = Type.String({ minLength: 1, maxLength: 512 });
 const Count = Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER });
@@ -32,6 +33,8 @@ export const ownerFields = {
   amounts: Type.Optional(AmountsBody),
   backend: Type.Optional(Type.Union(SANDBOX_BACKENDS.map((name) => Type.Literal(name)))),
   alone: Type.Optional(Type.Boolean()),
+  /** Of the graphics processors among its amounts; any by default. */
+  gpuKind: Type.Optional(Type.String({ pattern: GPU_KIND })),
 };
 
 export interface Promised {
@@ -40,6 +43,7 @@ export interface Promised {
   readonly backend: BackendName;
   /** No other user's sandboxes beside it. */
   readonly alone: boolean;
+  readonly gpuKind?: string;
 }
 
 /** Of sandboxes that were made on the machine itself. */
@@ -108,10 +112,21 @@ interface EdgeTag extends Promised {
   readonly admission: { readonly epoch: string; readonly number: number };
   /** In place of the owner's, for a fork (runtime-service/fork-sandbox.ts). */
   readonly reservation?: string;
+  /** Ids of the graphics processors that are its own. */
+  readonly cards?: readonly string[];
 }
 
-export function promisedTag({ owner, amounts, backend, alone }: Promised, admission: EdgeTag['admission']): SandboxTag {
-  return { owner, amounts, backend, alone, admission } satisfies EdgeTag;
+export function promisedTag(
+  { owner, amounts, backend, alone, gpuKind }: Promised,
+  admission: EdgeTag['admission'],
+  cards: readonly string[] = [],
+): SandboxTag {
+  const gpus = cards.length === 0 ? {} : { cards, ...(gpuKind === undefined ? {} : { gpuKind }) };
+  return { owner, amounts, backend, alone, admission, ...gpus } satisfies EdgeTag;
+}
+
+export function cardsIn(tag: SandboxTag | undefined): readonly string[] {
+  return edgeTag(tag)?.cards ?? [];
 }
 
 /** Of a record, of whoever made it. */
@@ -133,8 +148,8 @@ export function promisedOf(
 export function promisedIn(tag: SandboxTag | undefined): Promised | undefined {
   const found = edgeTag(tag);
   if (found === undefined) return undefined;
-  const { owner, amounts, backend, alone } = found;
-  return { owner, amounts, backend, alone };
+  const { owner, amounts, backend, alone, gpuKind } = found;
+  return { owner, amounts, backend, alone, ...(gpuKind === undefined ? {} : { gpuKind }) };
 }
 
 export function admissionIn(tag: SandboxTag | undefined): EdgeTag['admission'] | undefined {

@@ -18,6 +18,7 @@ import type { AdmissionLimits } from './admission.ts';
 import { edgeApp } from './edge-app.ts';
 import { EdgeNode } from './edge-node.ts';
 import { EdgeStateFile } from './edge-state.ts';
+import { type GpuCard, GpuCards, gpuLabel } from './gpu-cards.ts';
 import { Ledger } from './ledger.ts';
 import { OperationLog } from './operation-log.ts';
 import { PressureGauge } from './pressure.ts';
@@ -32,6 +33,7 @@ export interface EdgeOptions {
   /** The machine's name by default. */
   readonly id?: string;
   readonly labels: readonly string[];
+  readonly cards?: readonly GpuCard[];
   /** `stateDir` is where sandboxes' changes lie. */
   readonly limits: (stateDir: string) => AdmissionLimits;
   readonly storeUrl?: string;
@@ -62,7 +64,8 @@ export async function serveEdge(options: EdgeOptions): Promise<ServingEdge> {
     options.watcherUrl === undefined
       ? undefined
       : new PeerClient({ url: options.watcherUrl, token: options.token, tls: options.peerTls, connections: 1 });
-  const runtime = await RuntimeService.start({ self: options.self, note: onNote, storeUrl: options.storeUrl });
+  const { self, storeUrl } = options;
+  const runtime = await RuntimeService.start({ self, note: onNote, storeUrl, gpusOfTasks: 'instances' });
   let node: EdgeNode | undefined;
   let registration: Registration | undefined;
   const close = async (drainMs: number) => {
@@ -78,13 +81,16 @@ export async function serveEdge(options: EdgeOptions): Promise<ServingEdge> {
     const state = EdgeStateFile.open(folder, options.id, () =>
       listSandboxes().some(({ resident }) => resident !== undefined),
     );
-    const ledger = new Ledger({ edge: state.id, labels: options.labels, limits: options.limits(stateDir) });
+    const kinds = (options.cards ?? []).map(({ kind }) => gpuLabel(kind));
+    const labels = [...new Set([...options.labels, ...kinds])];
+    const ledger = new Ledger({ edge: state.id, labels, limits: options.limits(stateDir) });
     ledger.draining = state.draining;
     const operations = new OperationLog(join(folder, 'operations'));
     const edge = new EdgeNode({
       node: runtime.sandboxes,
       ledger,
       gauge: new PressureGauge({ stateDir }),
+      cards: new GpuCards(options.cards),
       keepEndedMs: options.keepEndedMs,
       noteDraining: (on) => state.noteDraining(on),
       onNote,

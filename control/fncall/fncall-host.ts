@@ -9,6 +9,8 @@ import { openImage } from '#imagesvc';
 import {
   FnCallNode,
   type FnCallTask,
+  type GpuSource,
+  MACHINE_GPUS,
   type Pool,
   type PoolEnvironment,
   type PoolView,
@@ -17,6 +19,7 @@ import {
 } from '#runtime';
 import { fail } from '../errors.ts';
 import { knownStore } from '../runtime-service/known-stores.ts';
+import { runMadeFrom } from './made-from.ts';
 import { type PoolAsked, poolOptions, type RunAsked, taskAsked } from './task-schemas.ts';
 
 /** Which pool a call without one is for. */
@@ -28,6 +31,21 @@ export interface FnCallHostOptions {
   readonly note: (text: string) => void;
   /** `false`: pools are not kept for the next process. */
   readonly remember?: boolean;
+  readonly gpusOfTasks?: GpusOfTasks;
+  /** In place of this machine's. */
+  readonly gpus?: GpuSource;
+}
+
+/** All of this machine, or instances of divided cards alone, where whole ones are somebody else's to give. */
+export type GpusOfTasks = 'all' | 'instances';
+
+function gpuSource({ gpusOfTasks, gpus = MACHINE_GPUS }: FnCallHostOptions): GpuSource {
+  if (gpusOfTasks !== 'instances') return gpus;
+  return {
+    list: async () => (await gpus.list()).filter(({ profile }) => profile !== undefined),
+    devices: (gpu) => gpus.devices(gpu),
+    libraries: () => gpus.libraries(),
+  };
 }
 
 export class FnCallHost {
@@ -38,7 +56,7 @@ export class FnCallHost {
 
   constructor(options: FnCallHostOptions) {
     this.options = options;
-    this.node = new FnCallNode({ note: options.note });
+    this.node = new FnCallNode({ note: options.note, gpus: gpuSource(options) });
   }
 
   /** How many tasks are at work, and how many can be. */
@@ -89,7 +107,17 @@ export class FnCallHost {
 
   /** @throws RUNTIME_FNCALL_*, STORE_*, SANDBOX_BAD_REQUEST */
   async run(body: RunAsked, signal?: AbortSignal): Promise<TaskResult> {
-    return this.runIn(await this.poolOf(body), taskAsked(body), signal);
+    const [pool, task] = [await this.poolOf(body), taskAsked(body)];
+    if (body.from === undefined) return this.runIn(pool, task, signal);
+    const { from, store } = body;
+    // Where nothing is said it is made where it runs.
+    const elsewhere = from.pool !== undefined || from.image !== undefined;
+    const place = elsewhere ? await this.poolOf({ ...from, store }) : pool;
+    return runMadeFrom(
+      taskAsked(from),
+      (first) => this.runIn(place, first, signal),
+      (made) => this.runIn(pool, { ...task, files: [...(task.files ?? []), ...made] }, signal),
+    );
   }
 
   runIn(pool: Pool, task: FnCallTask, signal?: AbortSignal): Promise<TaskResult> {

@@ -46,27 +46,34 @@ const Python = Type.Object(
   { additionalProperties: false },
 );
 
+const TASK = {
+  pool: Type.Optional(Name),
+  image: Type.Optional(Name),
+  workspace: Type.Optional(Name),
+  toolkits: Type.Optional(Type.Array(Name, { maxItems: 500 })),
+  language: Name,
+  code: Type.Optional(Content),
+  file: Type.Optional(Name),
+  files: Type.Optional(Type.Array(File, { maxItems: 1000 })),
+  stdin: Type.Optional(Content),
+  stdinBase64: Type.Optional(Content),
+  args: Type.Optional(Type.Array(Text, { maxItems: 1000 })),
+  env: Type.Optional(Type.Record(Type.String(), Text)),
+  limits: Type.Optional(Limits),
+  fetch: Type.Optional(Type.Array(Name, { maxItems: 100 })),
+  compileOnly: Type.Optional(Type.Boolean()),
+  warm: Type.Optional(Type.Boolean()),
+};
+const FirstTask = Type.Object(TASK, { additionalProperties: false });
+
 export const RunBody = Type.Object(
   {
-    pool: Type.Optional(Name),
-    image: Type.Optional(Name),
+    ...TASK,
     store: Type.Optional(Name),
-    workspace: Type.Optional(Name),
-    toolkits: Type.Optional(Type.Array(Name, { maxItems: 500 })),
     /** In a cluster: whose it is. */
     project: Type.Optional(Name),
-    language: Name,
-    code: Type.Optional(Content),
-    file: Type.Optional(Name),
-    files: Type.Optional(Type.Array(File, { maxItems: 1000 })),
-    stdin: Type.Optional(Content),
-    stdinBase64: Type.Optional(Content),
-    args: Type.Optional(Type.Array(Text, { maxItems: 1000 })),
-    env: Type.Optional(Type.Record(Type.String(), Text)),
-    limits: Type.Optional(Limits),
-    fetch: Type.Optional(Type.Array(Name, { maxItems: 100 })),
-    compileOnly: Type.Optional(Type.Boolean()),
-    warm: Type.Optional(Type.Boolean()),
+    /** Run before it, maybe elsewhere: what it gives back is put in. */
+    from: Type.Optional(FirstTask),
   },
   { additionalProperties: false },
 );
@@ -101,6 +108,16 @@ export const PoolBody = Type.Object(
     defaults: Type.Optional(Limits),
     most: Type.Optional(Limits),
     cpus: Type.Optional(Type.Number({ exclusiveMinimum: 0 })),
+    gpu: Type.Optional(
+      Type.Object(
+        {
+          mode: Type.Union([Type.Literal('exclusive'), Type.Literal('shared')]),
+          profile: Type.Optional(Name),
+          memoryMib: Type.Optional(Whole),
+        },
+        { additionalProperties: false },
+      ),
+    ),
     /** `host` is for those who may have it: whoever passes pools on asks for that. */
     userns: Type.Optional(Type.Union(USERNS_MODES.map((mode) => Type.Literal(mode)))),
   },
@@ -109,7 +126,7 @@ export const PoolBody = Type.Object(
 export type PoolAsked = Static<typeof PoolBody>;
 
 /** @throws SANDBOX_BAD_REQUEST */
-export function taskAsked(body: RunAsked): FnCallTask {
+export function taskAsked(body: Static<typeof FirstTask>): FnCallTask {
   const { language, code, file, args, env, fetch, compileOnly, warm } = body;
   return {
     language,

@@ -25,10 +25,8 @@ export interface ChoiceOptions {
 export interface Overflow {
   /** They have this label, and get nothing otherwise. */
   readonly label: string;
-  /** Of the other nodes' capacity that is in use: from here on. */
+  /** With a larger share than this of the other nodes in use. */
   readonly above: number;
-  /** What their store has. */
-  readonly hasLayers: (layers: readonly string[]) => boolean;
 }
 
 export type Choice =
@@ -43,10 +41,17 @@ export function chooseNode(cluster: ClusterView, request: PlacementRequest, opti
   const { overflow, candidates = 2, random } = options;
   const place = (nodes: readonly NodeView[]) => leastLoaded(nodes, request, candidates, random, options.excluded);
   if (overflow === undefined) return place(cluster.nodes) ?? { reasons: obstacles(cluster.nodes, request, options) };
-  const { near, far } = cluster.splitBy(overflow.label);
-  const away = cluster.use(near) > overflow.above && overflow.hasLayers(request.layers);
+  const { label, above } = overflow;
+  const { near, far } = cluster.splitBy(label);
+  // Whoever asks for them by their label means no others.
+  const isAsked = request.labels.includes(label);
+  const isFull = far.length > 0 && (isAsked || cluster.use(near, request) > above);
+  const away = isFull && request.synced === true;
   const found = away ? (place(far) ?? place(near)) : place(near);
-  return found ?? { reasons: obstacles(away ? cluster.nodes : near, request, options) };
+  if (found !== undefined) return found;
+  const reasons = obstacles(away ? cluster.nodes : near, request, options);
+  if (isFull && !away) reasons.set(`${label}, and its store has not all of the images`, far.length);
+  return { reasons };
 }
 
 function leastLoaded(

@@ -2,7 +2,7 @@
  * All nodes as this instance of placement sees them. It holds nothing that it could not learn again: one that starts anew asks the
  * watcher, and is blind only to what it decided just before.
  */
-import { dominantShare, NOTHING, sum } from './amounts.ts';
+import { NOTHING, RESOURCES, share, sum } from './amounts.ts';
 import type { EdgeId, NodeReport } from './node-report.ts';
 import { type Decision, NodeView } from './node-view.ts';
 import type { PlacementRequest } from './placement-request.ts';
@@ -85,15 +85,25 @@ export class ClusterView {
     return this.split;
   }
 
-  /** Share of what healthy nodes can promise that is promised, of the resource that is shortest. */
-  use(nodes: readonly NodeView[]): number {
+  /**
+   * Share of what healthy nodes can promise that is promised, of what is shortest of all that is asked for: resources, and places of its backend. 1 where
+   * no node is healthy.
+   */
+  use(nodes: readonly NodeView[], { amounts, backend }: Pick<PlacementRequest, 'amounts' | 'backend'>): number {
     let used = NOTHING;
     let capacity = NOTHING;
+    let sandboxes = 0;
+    let limit = 0;
     for (const node of nodes) {
-      if (node.report.state !== 'healthy') continue;
+      const use = node.report.backends.get(backend);
+      if (node.report.state !== 'healthy' || use === undefined) continue;
       used = sum(used, node.reserved);
       capacity = sum(capacity, node.report.capacity);
+      sandboxes += node.sandboxesBy(backend);
+      limit += use.limit;
     }
-    return dominantShare(used, capacity);
+    if (limit === 0) return 1;
+    const shares = RESOURCES.map((resource) => (amounts[resource] > 0 ? share(used[resource], capacity[resource]) : 0));
+    return Math.max(sandboxes / limit, ...shares);
   }
 }

@@ -12,7 +12,12 @@ import type { PlacementRequest } from './placement-request.ts';
 export type Admission<T> =
   | { readonly admitted: true; readonly epoch: string; readonly number: number; readonly value: T }
   /** By its own pressure, which it knows better. */
-  | { readonly admitted: false; readonly reason: string }
+  | {
+      readonly admitted: false;
+      readonly reason: string;
+      /** Its store lacks the images that were said to be there (PlacementRequest.synced). */
+      readonly notSynced?: true;
+    }
   /** Nobody was asked, and nobody shall be: `stop` is thrown. */
   | { readonly admitted: false; readonly stop: unknown };
 
@@ -28,13 +33,14 @@ export interface PlaceOptions extends Omit<ChoiceOptions, 'excluded'> {
  */
 export async function placeSandbox<T>(
   cluster: ClusterView,
-  request: PlacementRequest,
+  asked: PlacementRequest,
   ask: (edge: EdgeId) => Promise<Admission<T>>,
   options: PlaceOptions,
 ): Promise<{ readonly edge: EdgeId; readonly value: T }> {
   const { tries = 5 } = options;
   const excluded = new Set<EdgeId>();
   const refusals: string[] = [];
+  let request = asked;
   while (excluded.size < tries) {
     const { edge, reasons } = chooseNode(cluster, request, { ...options, excluded });
     if (edge === undefined) {
@@ -50,6 +56,7 @@ export async function placeSandbox<T>(
     cluster.withdraw(decision);
     if ('stop' in answer) throw answer.stop;
     excluded.add(edge);
+    if (answer.notSynced) request = { ...request, synced: false };
     refusals.push(`${edge}: ${answer.reason}`);
   }
   throw fail('PLACEMENT_NO_ROOM', { backend: request.backend, reasons: refusals.join('; ') });

@@ -12,6 +12,8 @@ export interface PlacementRequest {
   readonly labels: readonly string[];
   /** Digests of the layers that it is made of. */
   readonly layers: readonly string[];
+  /** All of them are in the store of the nodes that take what the others have no room for (Overflow). */
+  readonly synced?: boolean;
   /** On a node without sandboxes of other users, which others do not come to either: a fault of its kernel stays this user's own. */
   readonly alone: boolean;
 }

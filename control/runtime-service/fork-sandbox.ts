@@ -1,11 +1,13 @@
 /**
  * New sandboxes that begin with the files of one that runs or is paused: its changes become an image (pack_diff, nothing left out), and that
  * image is the base of each. Processes are not copied; the one they come from goes on. Limits, network policy, class, user and environment are the same.
+ * Of a full machine it is a copy of its disk, from which each boots; no image is made.
  */
 import { createHash, randomBytes } from 'node:crypto';
+import { rm } from 'node:fs/promises';
 import { type Static, Type } from '@sinclair/typebox';
-import { type Image, openImage } from '#imagesvc';
-import type { CreateOptions, NodeSandbox, SandboxRecord } from '#runtime';
+import { type Image, openDiskImage, openImage } from '#imagesvc';
+import { type CreateOptions, FullVmSandbox, type NodeSandbox, type SandboxRecord, unsupported } from '#runtime';
 import { packRunning } from '../pack-sandbox.ts';
 import { knownStore } from './known-stores.ts';
 import type { Sandboxes } from './route.ts';
@@ -45,6 +47,19 @@ export async function forkSandbox(
   const parent = node.get(name);
   const { facts } = parent;
   const mark = requestId === undefined ? randomBytes(6).toString('hex') : digestOf(`${facts.id} ${requestId}`);
+  if (parent instanceof FullVmSandbox) {
+    if (snapshot !== undefined) throw unsupported(facts.backend, 'pack-diff');
+    return withDiskOf(parent, mark, async (machineDisk, base, store) => {
+      const { base: snapshot } = facts;
+      const sandboxes = await createAll(
+        node,
+        facts,
+        { store, base, machineDisk },
+        { count, mark, requestId, ttlMs, reservations },
+      );
+      return { snapshot, sandboxes, notes: ['its disk is a copy; each has booted from it'] };
+    });
+  }
   const imageName = snapshot ?? `fork-${name}:${mark}`;
   const store = await knownStore(facts.store);
   let notes: readonly string[] = [];
@@ -55,6 +70,27 @@ export async function forkSandbox(
     const packed = await packRunning(parent, { name: imageName, policy: false });
     ({ image, notes } = packed);
   }
+  const sandboxes = await createAll(
+    node,
+    facts,
+    { store, base: image },
+    { count, mark, requestId, ttlMs, reservations },
+  );
+  return { snapshot: { name: image.name, digest: image.manifestDigest }, sandboxes, notes };
+}
+
+interface Wanted extends Pick<Static<typeof ForkBody>, 'requestId' | 'ttlMs' | 'reservations'> {
+  readonly count: number;
+  readonly mark: string;
+}
+
+/** All or none. */
+async function createAll(
+  node: Sandboxes,
+  facts: SandboxRecord,
+  from: Pick<CreateOptions, 'store' | 'base' | 'machineDisk'>,
+  { count, mark, requestId, ttlMs, reservations }: Wanted,
+): Promise<NodeSandbox[]> {
   const created: (NodeSandbox | undefined)[] = Array.from({ length: count });
   const known = new Set(node.list().map(({ facts: { id } }) => id));
   const failures: unknown[] = [];
@@ -64,8 +100,8 @@ export async function forkSandbox(
       const number = next++;
       try {
         const tag = facts.resident?.tag && { ...facts.resident.tag, reservation: reservations?.[number] };
-        const options = { ...sameAs(facts), tag, store, base: image, ttlMs };
-        const own = { name: childName(name, mark, number), requestId: requestId && `fork ${mark} ${number}` };
+        const options = { ...sameAs(facts), ...from, tag, ttlMs };
+        const own = { name: childName(facts.name, mark, number), requestId: requestId && `fork ${mark} ${number}` };
         created[number] = await node.create({ ...options, ...own });
       } catch (error) {
         failures.push(error);
@@ -80,15 +116,45 @@ export async function forkSandbox(
     await Promise.allSettled(begun.map((one) => node.remove(one.name, { force: true })));
     throw failures[0];
   }
-  return { snapshot: { name: image.name, digest: image.manifestDigest }, sandboxes, notes };
+  return sandboxes;
+}
+
+/** A full machine has no changes that could be an image: the copy of its disk is there until all have theirs. */
+async function withDiskOf<T>(
+  parent: FullVmSandbox,
+  mark: string,
+  work: (disk: string, base: Image, store: CreateOptions['store']) => Promise<T>,
+): Promise<T> {
+  const { store: url, base } = parent.facts;
+  const store = await knownStore(url);
+  const image = await openDiskImage(store, base.digest);
+  const copy = parent.besideDisk(`fork-${mark}.qcow2`);
+  try {
+    await parent.copyDisk(copy);
+    return await work(copy, image, store);
+  } finally {
+    await rm(copy, { force: true });
+  }
 }
 
 function sameAs(record: SandboxRecord): Omit<CreateOptions, 'store' | 'base'> {
-  const { name, backend, limits, network, resident, userns, vm } = record;
+  const { name, backend, limits, network, resident, userns, vm, machine } = record;
   const { defaults, idleMs, idleAction, class: serviceClass } = resident!;
   const { user, cwd } = defaults;
   const env = defaults.env.filter((entry) => entry !== `HOSTNAME=${name}`);
   const policy = network?.mode === 'policy' ? network.policy : undefined;
+  if (machine !== undefined) {
+    const { firmware, width, height } = machine;
+    const own = { backend, machine: { firmware, width, height } };
+    return {
+      ...limits,
+      ...own,
+      network: network && { mode: network.mode, policy },
+      idleMs,
+      idleAction,
+      class: serviceClass,
+    };
+  }
   const lives =
     vm === undefined ? { runtime: backend } : { backend, memory: vm.memory, dockerDiskBytes: vm.dockerDiskBytes };
   const same = { ...lives, userns, network: network && { mode: network.mode, policy } };

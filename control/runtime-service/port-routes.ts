@@ -2,7 +2,7 @@
  * Ports of a sandbox through the runtime service, whatever network the sandbox has:
  *
  *     /v1/sandboxes/NAME/ports/PORT/PATH   any HTTP request, and any upgrade (WebSocket), goes to the service as if it had come to PATH
- *     /v1/sandboxes/NAME/ports/PORT        upgraded to "dsec-tcp": from then on bytes, both ways
+ *     /v1/sandboxes/NAME/ports/PORT        upgraded to "dsec-tcp": from then on bytes, both ways; or to a WebSocket with bytes in its messages, for browsers
  *
  * Requests and answers are passed on as they come, neither kept nor looked into but for what concerns one connection alone (RFC 9110, 7.6.1).
  */
@@ -12,6 +12,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { fail } from '../errors.ts';
 import { join, TCP_PROTOCOL } from './port-streams.ts';
 import { errorOf, ONE_SANDBOX, type Sandboxes } from './route.ts';
+import { joinWebSocket, WEBSOCKET } from './web-socket-port.ts';
 
 const OF_ONE_CONNECTION: ReadonlySet<string> = new Set([
   'connection',
@@ -111,14 +112,16 @@ async function upgrade(
 ): Promise<void> {
   const { sandbox, port, path, isRaw } = targetOf(request.url);
   const protocol = String(request.headers.upgrade).toLowerCase();
-  if (isRaw && protocol !== TCP_PROTOCOL) {
-    throw fail('SANDBOX_BAD_REQUEST', { problem: `a port itself is upgraded to ${TCP_PROTOCOL}, not to ${protocol}` });
+  if (isRaw && protocol !== TCP_PROTOCOL && protocol !== WEBSOCKET) {
+    const problem = `a port itself is upgraded to ${TCP_PROTOCOL} or ${WEBSOCKET}, not to ${protocol}`;
+    throw fail('SANDBOX_BAD_REQUEST', { problem });
   }
   const connection = await node.get(sandbox).connect(port);
   if (socket.destroyed) {
     connection.destroy();
     return;
   }
+  if (isRaw && protocol === WEBSOCKET) return joinWebSocket(request, socket, head, connection);
   if (isRaw) {
     socket.write(`HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ${TCP_PROTOCOL}\r\n\r\n`);
   } else {

@@ -12,6 +12,7 @@ import { type Static, Type } from '@sinclair/typebox';
 import { type FastifyInstance, fastify } from 'fastify';
 import { openDiskImage, openImage } from '#imagesvc';
 import {
+  BACKENDS,
   type CreateOptions,
   type ExecHandle,
   type FileStatus,
@@ -19,7 +20,6 @@ import {
   IDLE_ACTIONS,
   type NodeSandbox,
   RUNTIME_NAMES,
-  SANDBOX_BACKENDS,
   SERVICE_CLASSES,
   USERNS_MODES,
 } from '#runtime';
@@ -68,7 +68,7 @@ export const createFields = {
   idleMs: Type.Optional(Type.Integer({ minimum: 1000, maximum: 2 ** 41 })),
   idleAction: Type.Optional(Type.Union(IDLE_ACTIONS.map((action) => Type.Literal(action)))),
   class: Type.Optional(Type.Union(SERVICE_CLASSES.map((name) => Type.Literal(name)))),
-  backend: Type.Optional(Type.Union(SANDBOX_BACKENDS.map((name) => Type.Literal(name)))),
+  backend: Type.Optional(Type.Union(BACKENDS.map((name) => Type.Literal(name)))),
   runtime: Type.Optional(Type.Union(RUNTIME_NAMES.map((name) => Type.Literal(name)))),
   userns: Type.Optional(Type.Union(USERNS_MODES.map((mode) => Type.Literal(mode)))),
   ...limitFields,

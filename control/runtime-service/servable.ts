@@ -36,7 +36,7 @@ const FOLDERS = ['DSEC_RUN', 'DSEC_STATE', 'DSEC_CACHE'];
 
 function rootOf(script: string, cwd: string): string | undefined {
   try {
-    return dirname(dirname(realpathSync(resolve(cwd === '' ? '/' : cwd, script))));
+    return dirname(dirname(realpathSync.native(resolve(cwd === '' ? '/' : cwd, script))));
   } catch {
     return undefined;
   }

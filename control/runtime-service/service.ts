@@ -25,7 +25,7 @@ import {
   startResidentLauncher,
 } from '#runtime';
 import { fail } from '../errors.ts';
-import { FnCallHost } from '../fncall/fncall-host.ts';
+import { FnCallHost, type GpusOfTasks } from '../fncall/fncall-host.ts';
 import { fncallRoutes } from '../fncall/fncall-routes.ts';
 import { runForClient } from './client-command.ts';
 import { sandboxSocket } from './sandbox-client.ts';
@@ -39,6 +39,8 @@ export interface RuntimeServiceOptions {
   readonly note: (text: string) => void;
   /** Of images of tasks whose store is not named; this user's by default. */
   readonly storeUrl?: string;
+  /** Which graphics processors pools of tasks may have: an edge gives whole cards to sandboxes. */
+  readonly gpusOfTasks?: GpusOfTasks;
 }
 
 /** A launcher that cannot even be started is tried again, but not in a circle. */
@@ -111,12 +113,17 @@ export class RuntimeService {
   }
 
   private async openNode(runDir: string): Promise<void> {
-    this.node = await SandboxNode.open({ agent: this.agent, onNote: this.options.note });
+    this.node = await SandboxNode.open({
+      agent: this.agent,
+      onNote: this.options.note,
+      vmPool: process.env.DSEC_VM_POOL !== 'off',
+    });
     const socket = sandboxSocket(runDir);
     // Whoever left it holds no lock any more.
     rmSync(socket, { force: true });
     this.app = await sandboxApp(this.node);
-    this.tasks = new FnCallHost({ storeUrl: this.options.storeUrl ?? defaultStoreUrl(), note: this.options.note });
+    const { storeUrl = defaultStoreUrl(), note, gpusOfTasks } = this.options;
+    this.tasks = new FnCallHost({ storeUrl, note, gpusOfTasks });
     fncallRoutes(this.app, this.tasks);
     const mask = process.umask(0o177);
     try {

@@ -43,14 +43,16 @@ export class FakeEdge {
   creates = 0;
   draining = false;
   limit = 1000;
+  labels: string[] = [];
+  gpus = 0;
   /** Runs tasks too. */
   hasTasks = false;
   /** Before other limits hold. */
   onLimits: (() => Promise<void>) | undefined;
   /** Before the children of a fork are told. */
   onFork: ((reservations: readonly string[]) => Promise<void>) | undefined;
-  /** `lose`: it is made, and the connection breaks; `break`: nothing is made, and it breaks. */
-  mode: 'ok' | 'refuse' | 'lose' | 'break' | 'fail' = 'ok';
+  /** `lose`: it is made, and the connection breaks; `break`: nothing is made, and it breaks; `lack`: there is no such image in its store. */
+  mode: 'ok' | 'refuse' | 'lose' | 'break' | 'fail' | 'lack' = 'ok';
   /** Bodies and headers of requests, newest last. */
   readonly heard: { method: string; url: string; headers: IncomingMessage['headers']; body: string }[] = [];
   /** Whose client went before the answer was whole. */
@@ -81,8 +83,8 @@ export class FakeEdge {
         container: { sandboxes: this.sandboxes.size, limit: this.limit },
         ...(this.hasTasks ? { fncall: { sandboxes: 0, limit: 10 } } : {}),
       },
-      labels: [],
-      capacity: { cpuMilli: 1e9, memoryBytes: 1e15, diskBytes: 1e15, gpus: 0 },
+      labels: this.labels,
+      capacity: { cpuMilli: 1e9, memoryBytes: 1e15, diskBytes: 1e15, gpus: this.gpus },
       reserved: { cpuMilli: 0, memoryBytes: 0, diskBytes: 0, gpus: 0 },
       load: { cpu: 0, memory: 0, disk: 0 },
       users: {},
@@ -220,6 +222,7 @@ export class FakeEdge {
     if (mode === 'break') return void request.socket.destroy();
     const known = [...this.sandboxes.values()].find(({ requestId }) => requestId === asked.requestId);
     if (known === undefined && mode === 'refuse') return void error(503, 'EDGE_REFUSED', 'no memory is left');
+    if (known === undefined && mode === 'lack') return void error(404, 'CATALOG_NOT_FOUND', 'no such image');
     if (known === undefined && mode === 'fail') return void error(409, 'RUNTIME_ENV', 'that is no environment');
     const { owner, amounts, requestId } = asked;
     const name = asked.name ?? `s${randomUUID().slice(0, 8)}`;

@@ -44,6 +44,17 @@ describe('commands', () => {
     await run('rm', 'same:1', 'same:2');
   });
 
+  it('convert takes an inline limit up to what fits into a block beside an inode, and refuses more', async () => {
+    const convert = (limit: string) =>
+      run('convert', `dir:${folder}/tree`, '--name', 'inline:1', '--inline-limit', limit);
+    await expect(convert('4001')).rejects.toMatchObject({
+      code: 'CLI_USAGE',
+      message: '--inline-limit 4001: at most 4000 bytes fit into a block beside an inode',
+    });
+    expect((await convert('4000')).exitCode).toBe(0);
+    await run('rm', 'inline:1');
+  });
+
   it('damage to a ref, and a folder in the place of a blob, are shown, and verify ends with 3', async () => {
     const own = join(folder, 'own-store');
     const there = (...argv: string[]) => runCommand(...argv, '--store', own);

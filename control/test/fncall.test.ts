@@ -90,6 +90,48 @@ describe.skipIf(python === undefined)('FnCall for callers', () => {
   );
 
   it(
+    'makes a task of what another one made, which its caller never has',
+    async () => {
+      const code = "printf '#!/bin/sh\\necho made $1\\n' > main";
+      const from = { language: 'sh', code, fetch: ['main'] };
+      const task = { language: 'command', args: ['./main', 'well'] };
+      const { status, body } = await post('/v1/fncall/run', { ...task, from });
+      expect([status, body]).toMatchObject([200, { status: 'finished', run: { stdout: 'made well\n' }, files: [] }]);
+      const failed = await post('/v1/fncall/run', { ...task, from: { ...from, code: 'echo no >&2; exit 3' } });
+      expect(failed.body).toMatchObject({
+        status: 'runtime_error',
+        problem: 'the task that it is made from did not end well',
+        run: { exitCode: 3, stderr: 'no\n' },
+      });
+      for (const [wrong, code] of [
+        [{ ...from, fetch: [] }, 'SANDBOX_BAD_REQUEST'],
+        [{ ...from, fetch: ['other'] }, 'SANDBOX_BAD_REQUEST'],
+        [{ ...from, pool: 'none' }, 'RUNTIME_FNCALL_NO_POOL'],
+        [{ ...from, from }, 'SERVICE_BAD_REQUEST'],
+        [{ ...from, store: 'file:///' }, 'SERVICE_BAD_REQUEST'],
+      ] as const) {
+        const answer = await post('/v1/fncall/run', { ...task, from: wrong });
+        expect([answer.status >= 400, answer.body.error?.code]).toEqual([true, code]);
+      }
+    },
+    TIME,
+  );
+
+  it(
+    'refuses a pool with a graphics processor where there is none',
+    async () => {
+      const saved = process.env.PATH;
+      process.env.PATH = folder;
+      const define = (...flags: string[]) => runCommand('fncall', 'pool', 'gpu', '--image', 'tasks:1', ...flags);
+      await expect(define('--gpu', 'exclusive')).rejects.toMatchObject({ code: 'RUNTIME_GPU_NONE' });
+      process.env.PATH = saved;
+      await expect(define('--gpu-profile', '1g.10gb')).rejects.toMatchObject({ code: 'CLI_USAGE' });
+      await expect(define('--gpu', 'some')).rejects.toMatchObject({ code: 'CLI_USAGE' });
+    },
+    TIME,
+  );
+
+  it(
     'refuses what it does not understand, and says what is wrong',
     async () => {
       for (const [body, status, code] of [

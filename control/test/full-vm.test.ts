@@ -1,5 +1,5 @@
 /** A full machine, from a graphical Linux made of Debian's packages to its end: by its screen, its keyboard and its serial console alone. */
-import { execFileSync } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import * as fs from 'node:fs';
@@ -10,10 +10,12 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import type { FastifyInstance } from 'fastify';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { findAgent, SandboxNode } from '#runtime';
+import { findAgent, isUnsupported, type NodeSandbox, SandboxNode } from '#runtime';
 import { openPort } from '../runtime-service/port-client.ts';
 import { SandboxClient, sandboxSocket } from '../runtime-service/sandbox-client.ts';
 import { sandboxApp } from '../runtime-service/sandbox-routes.ts';
+import { NetworkNodes } from './network-nodes.ts';
+import { takeOwnNetwork } from './own-network.ts';
 
 const ROOT = fileURLToPath(new URL('../..', import.meta.url));
 const SCRIPT = join(ROOT, 'scripts/desktop-image.mjs');
@@ -48,6 +50,9 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
   let node: SandboxNode;
   let app: FastifyInstance;
   let client: SandboxClient;
+  let net: NetworkNodes;
+  let site: string;
+  let server: ChildProcess;
   const saved = { ...process.env };
 
   async function openService(): Promise<void> {
@@ -73,6 +78,30 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
       await delay(200);
     }
   }
+  const desk = (): NodeSandbox => node.get('desk');
+  /** Once an agent answers in it. */
+  async function answers(): Promise<void> {
+    for (const until = performance.now() + 10 * MINUTES; ; await delay(300)) {
+      const error = await desk()
+        .exec({ args: ['true'] })
+        .then(undefined, (thrown: unknown) => thrown);
+      if (error === undefined) return;
+      if (!isUnsupported(error) || performance.now() > until) throw error;
+    }
+  }
+  async function run(script: string, stdin?: string): Promise<{ text: string; errors: string; exitCode: number }> {
+    const command = await desk().exec({ args: ['sh', '-c', script], stdin: stdin !== undefined });
+    if (stdin !== undefined) {
+      await command.write(Buffer.from(stdin));
+      await command.closeStdin();
+    }
+    const said = { stdout: '', stderr: '' };
+    for await (const { stream, bytes } of command.output()) said[stream] += bytes;
+    return { text: said.stdout, errors: said.stderr, exitCode: (await command.wait()).exitCode };
+  }
+  /** What a server of the network says; empty: it is not reached. */
+  const reach = async (port: number) =>
+    (await run(`printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 30 ${site} ${port} | tail -n 1`)).text;
   const type = (text: string) => client.act('desk', [{ type: 'text', text }]);
 
   beforeAll(async () => {
@@ -83,6 +112,14 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
     dsec('disk', 'create', 'desktop', '--from', `raw:${disk}`);
     dsec('disk', 'pack-diff', 'desktop', '--name', 'desktop:1');
     dsec('disk', 'rm', 'desktop');
+    takeOwnNetwork();
+    net = new NetworkNodes();
+    site = net.add('web', 1);
+    const says = "require('http').createServer((_, answer) => answer.end('from the net')).listen(PORT)";
+    const script = [80, 81].map((port) => says.replace('PORT', String(port))).join(';');
+    const [program, ...line] = [...net.at('web'), process.execPath, '-e', script];
+    server = spawn(program!, line, { stdio: 'ignore' });
+    execFileSync(net.at('web')[0]!, [...net.at('web').slice(1), 'ip', 'route', 'add', 'default', 'via', net.here]);
     await openService();
     const store = `file://${process.env.DSEC_STORE}`;
     const made = await client.create({
@@ -91,6 +128,7 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
       image: 'desktop:1',
       name: 'desk',
       memoryBytes: 384 << 20,
+      network: { mode: 'policy', policy: { default: 'deny', rules: [{ allow: site, ports: [80] }] } },
     });
     expect(made).toMatchObject({ name: 'desk', backend: 'vm', state: 'running' });
     await said('desktop-is-ready');
@@ -99,6 +137,8 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
   afterAll(async () => {
     await client?.remove('desk', true).catch(() => {});
     if (app !== undefined) await closeService();
+    server?.kill('SIGKILL');
+    net?.remove();
     process.env = saved;
     if (folder !== undefined) fs.rmSync(folder, { recursive: true, force: true });
     expect(fs.readdirSync('/dev/shm').filter((name) => name.startsWith('dsec-vm-desk-'))).toEqual([]);
@@ -154,10 +194,48 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
     await expect(openPort('desk', 80)).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
   });
 
+  it('has commands and files by the agent of its guest', async () => {
+    await answers();
+    expect(await run('cat; echo err >&2; exit 3', 'some input')).toEqual({
+      text: 'some input',
+      errors: 'err\n',
+      exitCode: 3,
+    });
+    expect((await run('head -c 3000000 /dev/zero | tr "\\0" z')).text).toBe('z'.repeat(3_000_000));
+    await expect(client.exec('desk', { args: ['no-such-program'] })).rejects.toMatchObject({
+      code: 'RUNTIME_COMMAND_NOT_FOUND',
+    });
+    const sleeping = await desk().exec({ args: ['sleep', '1000'], timeoutMs: 500 });
+    expect(await sleeping.wait()).toMatchObject({ timedOut: true, signal: 'SIGKILL' });
+    const { files } = desk();
+    const bytes = Buffer.from(Array.from({ length: 2_500_000 }, (_, at) => at % 251));
+    await files.write('/root/bytes', bytes);
+    expect((await files.read('/root/bytes')).equals(bytes)).toBe(true);
+    expect((await run('sha256sum < /root/bytes')).text).toContain(createHash('sha256').update(bytes).digest('hex'));
+    expect(await client.stat('desk', '/root/bytes')).toMatchObject({ kind: 'file', size: bytes.length });
+    await expect(files.read('/none')).rejects.toMatchObject({ code: 'RUNTIME_FILE', params: { code: 'ENOENT' } });
+    await expect(files.list('/')).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
+    await expect(desk().exec({ args: ['true'], user: 'root' })).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
+  });
+
+  it('has the network that its policy allows, with the address that it asks for', async () => {
+    const { ipv4 } = await client.network('desk');
+    const asked = async () => (await run('ip addr show eth0; route -n; cat /etc/resolv.conf')).text;
+    for (const until = performance.now() + 10 * MINUTES; !(await asked()).includes(`inet ${ipv4}/16`); ) {
+      if (performance.now() > until) throw new Error(`no address: ${await asked()}`);
+      await delay(500);
+    }
+    expect(await reach(80)).toBe('from the net');
+    expect(await reach(81)).toBe('');
+    const denied = await client.networkDenied('desk', 100);
+    expect(denied.some(({ destination, port }) => destination === site && port === 81)).toBe(true);
+    await client.setNetwork('desk', { default: 'deny', rules: [{ allow: site, ports: [81] }] } as never);
+    expect(await reach(81)).toBe('from the net');
+    expect(await reach(80)).toBe('');
+  });
+
   it('says what it lacks', async () => {
-    await expect(client.exec('desk', { args: ['true'] })).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
-    await expect(client.stat('desk', '/')).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
-    await expect(client.fork('desk', {})).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
+    await expect(client.packDiff('desk', { name: 'desk:2' })).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
     const store = `file://${process.env.DSEC_STORE}`;
     for (const more of [{ network: { mode: 'host' } }, { env: ['A=1'] }, { pids: 5 }]) {
       const create = client.create({ backend: 'vm', store, image: 'desktop:1', ...more });
@@ -185,6 +263,37 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
     await client.resume('desk');
     await type('sha256sum /usr/bin/busybox > /dev/ttyS0; echo read-$kept > /dev/ttyS0\n');
     await said('read-of-before');
+    // Its agent and its network are those of before.
+    expect(await reach(81)).toBe('from the net');
+    const waiting = desk().exec({ args: ['sh', '-c', 'sleep 3; echo over'] });
+    await waiting;
+    await client.pause('desk');
+    await client.resume('desk');
+    expect((await (await waiting).wait()).exitCode).toBe(0);
+  });
+
+  it('is forked: another one boots from a copy of its disk, with a network of its own', async () => {
+    await answers();
+    await run('echo of the parent > /root/kept');
+    const forked = await client.fork('desk', {});
+    const name = forked.sandboxes[0]!.name;
+    try {
+      await run('echo later > /root/kept');
+      const child = node.get(name);
+      const { ipv4 } = await client.network(name);
+      expect(ipv4).not.toBe((await client.network('desk')).ipv4);
+      for (const until = performance.now() + 10 * MINUTES; ; await delay(500)) {
+        const text = await child.files.read('/root/kept').then(String, (thrown: unknown) => thrown);
+        if (text === 'of the parent\n') break;
+        if (!isUnsupported(text) || performance.now() > until) throw text;
+      }
+      await expect(client.fork('desk', { snapshot: 'x:1' })).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
+      expect(
+        fs.readdirSync(join(process.env.DSEC_STATE!, 'sandboxes/desk')).filter((one) => /^fork/.test(one)),
+      ).toEqual([]);
+    } finally {
+      await client.remove(name, true);
+    }
   });
 
   it('is switched off as by its button, and leaves nothing', async () => {

@@ -197,19 +197,44 @@ describe('the choice', () => {
 
   it('goes elsewhere only when it is full here, and with layers that are there', () => {
     const full = { reserved: { ...NOTHING, memoryBytes: 13 * GIB } };
-    const overflow = {
-      label: 'cloud',
-      above: 0.8,
-      hasLayers: (layers: readonly string[]) => layers.every((one) => one === 'synced'),
-    };
+    const overflow = { label: 'cloud', above: 0.8 };
     const far = report('far', { labels: new Set(['cloud']) });
-    const choose = (near: NodeReport, layers: readonly string[]) =>
-      chooseNode(clusterOf(near, far), request({ layers }), { random: inTurn(1), overflow }).edge;
-    expect(choose(report('near'), ['synced'])).toBe('near');
-    expect(choose(report('near', full), ['synced'])).toBe('far');
-    expect(choose(report('near', full), ['synced', 'other'])).toBe('near');
-    // Not even when nobody else may.
-    expect(choose(report('near', { state: 'dead' }), ['other'])).toBeUndefined();
+    const choose = (near: NodeReport, synced: boolean, more: Partial<PlacementRequest> = {}) =>
+      chooseNode(clusterOf(near, far), request({ synced, ...more }), { random: inTurn(1), overflow });
+    expect(choose(report('near'), true).edge).toBe('near');
+    expect(choose(report('near', full), true).edge).toBe('far');
+    expect(choose(report('near', full), false).edge).toBe('near');
+    // Places are what is short too; cards are where none is asked for not.
+    expect(choose(report('near', { backends: new Map([['container', { sandboxes: 9, limit: 10 }]]) }), true).edge).toBe(
+      'far',
+    );
+    expect(choose(report('near', { reserved: { ...NOTHING, gpus: 1 } }), true).edge).toBe('near');
+    // Whoever asks for them means no others.
+    expect(choose(report('near'), true, { labels: ['cloud'] }).edge).toBe('far');
+    // Not even when nobody else may; and it is said.
+    expect(choose(report('near', { state: 'dead' }), true).edge).toBe('far');
+    expect([...choose(report('near', { state: 'dead' }), false).reasons!]).toEqual([
+      ['dead', 1],
+      ['cloud, and its store has not all of the images', 1],
+    ]);
+  });
+
+  it('comes back when the store elsewhere lacks what was said to be there', async () => {
+    const overflow = { label: 'cloud', above: 0.8 };
+    const far = Array.from({ length: 9 }, (_, i) => report(`far${i}`, { labels: new Set(['cloud']) }));
+    const near = report('near', { reserved: { ...NOTHING, memoryBytes: 14 * GIB } });
+    const asked: string[] = [];
+    const ask = async (edge: string): Promise<Admission<number>> => {
+      asked.push(edge);
+      if (edge !== 'near') return { admitted: false, reason: 'there is no such image', notSynced: true };
+      return { admitted: true, epoch: 'first', number: 1, value: 7 };
+    };
+    const placed = await placeSandbox(clusterOf(near, ...far), request({ synced: true }), ask, {
+      random: inTurn(9),
+      overflow,
+    });
+    expect(placed).toEqual({ edge: 'near', value: 7 });
+    expect(asked).toHaveLength(2);
   });
 });
 

@@ -1,63 +1,17 @@
 /** `dsec run` with rules for its network, with a service in a network of its own, as typed. */
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
-import * as fs from 'node:fs';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { readMountInfo, umount } from '#linux';
-import { findAgent } from '#runtime';
-import { runCommand } from './command-run.ts';
+import { canServe, ServiceSite } from './service-site.ts';
 
-const root = join(import.meta.dirname, '../..');
-const hasTools = ['nft', 'unshare'].every((tool) => spawnSync('which', [tool]).status === 0);
-const can = process.getuid?.() === 0 && findAgent() !== undefined && fs.existsSync('/bin/busybox') && hasTools;
-if (!can) console.log('skipped: not root, or no dsec-agent, busybox, nft or unshare');
-
-describe.skipIf(!can)('dsec run with a network policy', { timeout: 240_000 }, () => {
-  let folder: string;
-  let env: NodeJS.ProcessEnv;
-  let service: ChildProcess;
-  const saved = { ...process.env };
-
+describe.skipIf(!canServe('nft', 'unshare'))('dsec run with a network policy', { timeout: 240_000 }, () => {
+  let site: ServiceSite;
   beforeAll(async () => {
-    folder = fs.realpathSync(fs.mkdtempSync(join(tmpdir(), 'dsec-rules-')));
-    const own = ['store', 'run', 'state', 'cache'].map((name) => [`DSEC_${name.toUpperCase()}`, join(folder, name)]);
-    Object.assign(process.env, Object.fromEntries(own));
-    env = { ...process.env, HOME: '/nowhere' };
-    const tree = join(folder, 'tree');
-    for (const name of ['bin', 'etc', 'tmp']) fs.mkdirSync(join(tree, name), { recursive: true });
-    fs.copyFileSync('/bin/busybox', join(tree, 'bin/busybox'));
-    for (const name of ['sh', 'cat', 'sleep', 'nc', 'ip']) fs.symlinkSync('busybox', join(tree, 'bin', name));
-    await runCommand('convert', `dir:${tree}`, '--name', 'bb:1');
-    const script = join(import.meta.dirname, 'service-child.ts');
-    const command = ['--net', process.execPath, '--import', 'tsx', script, 'serve', 'runtime'];
-    service = spawn('unshare', command, { cwd: root, env, stdio: ['ignore', 'pipe', 'inherit'] });
-    await new Promise<void>((resolve, reject) => {
-      service.stdout!.once('data', () => resolve());
-      service.once('exit', () => reject(new Error('the service ended')));
-    });
+    const applets = ['sh', 'cat', 'sleep', 'nc', 'ip'];
+    site = await ServiceSite.open({ name: 'rules', applets, wrap: ['unshare', '--net'] });
   }, 120_000);
-  afterAll(async () => {
-    const ended = new Promise((resolve) => service.once('exit', resolve));
-    service.kill('SIGTERM');
-    await ended;
-    for (const row of readMountInfo().reverse()) {
-      if (row.mountPoint.startsWith(`${folder}/`)) umount(row.mountPoint, { lazy: true });
-    }
-    process.env = saved;
-    fs.rmSync(folder, { recursive: true, force: true });
-  }, 120_000);
-
-  function dsec(...args: string[]) {
-    const { status, stdout, stderr } = spawnSync(join(root, 'bin/dsec'), args, {
-      cwd: folder,
-      env,
-      input: 'typed\n',
-      encoding: 'utf8',
-    });
-    return { status, stdout, stderr };
-  }
+  afterAll(() => site?.remove(), 120_000);
+  const dsec = (...args: string[]) => site.dsec(...args);
   const names = (all = false) =>
     (JSON.parse(dsec('sandbox', 'ls', '--json').stdout) as { name: string; state: string }[])
       .filter(({ state }) => all || state === 'running')
@@ -110,8 +64,8 @@ describe.skipIf(!can)('dsec run with a network policy', { timeout: 240_000 }, ()
 
   it('is ended by the service when it was killed', async () => {
     const args = ['run', '--allow', '192.0.2.1', '--name', 'orphan', 'bb:1', '--', 'sh', '-c', 'echo up; sleep 1000'];
-    const child = spawn(join(root, 'bin/dsec'), args, { cwd: folder, env, stdio: ['ignore', 'pipe', 'inherit'] });
-    await new Promise((resolve) => child.stdout.once('data', resolve));
+    const child = site.start(args);
+    await new Promise((resolve) => child.stdout!.once('data', resolve));
     expect(names()).toEqual(['orphan']);
     const ended = new Promise((resolve) => child.once('exit', resolve));
     child.kill('SIGKILL');
@@ -132,9 +86,9 @@ describe.skipIf(!can)('dsec run with a network policy', { timeout: 240_000 }, ()
       status: 127,
       stderr: expect.stringContaining('nope'),
     });
-    env.DSEC_RUN = join(folder, 'elsewhere');
+    site.env.DSEC_RUN = join(site.folder, 'elsewhere');
     const alone = dsec('run', '--allow', '192.0.2.1', 'bb:1', '--', 'cat');
-    env.DSEC_RUN = join(folder, 'run');
+    site.env.DSEC_RUN = join(site.folder, 'run');
     expect(alone).toMatchObject({ status: 125, stderr: expect.stringContaining('dsec serve runtime') });
   });
 });

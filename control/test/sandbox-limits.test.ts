@@ -1,17 +1,9 @@
 /** Limits as they are typed: at the creation, changed, shown, and of `dsec run`; with a disk limit, what was changed is packed as ever. */
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
-import * as fs from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { listLoops, readMountInfo, umount } from '#linux';
-import { findAgent, type SandboxNode } from '#runtime';
+import { listLoops } from '#linux';
+import type { SandboxNode } from '#runtime';
 import { sandboxApp } from '../runtime-service/sandbox-routes.ts';
-import { runCommand } from './command-run.ts';
-
-const root = join(import.meta.dirname, '../..');
-const can = process.getuid?.() === 0 && findAgent() !== undefined && fs.existsSync('/bin/busybox');
-if (!can) console.log('skipped: not root, or no dsec-agent, or no busybox');
+import { canServe, ServiceSite } from './service-site.ts';
 
 describe('the route of limits', () => {
   it('takes numbers and null, and nothing else', async () => {
@@ -34,46 +26,13 @@ describe('the route of limits', () => {
   });
 });
 
-describe.skipIf(!can)('limits, as typed', { timeout: 240_000 }, () => {
-  let folder: string;
-  let env: NodeJS.ProcessEnv;
-  let service: ChildProcess;
-  const saved = { ...process.env };
-
+describe.skipIf(!canServe())('limits, as typed', { timeout: 240_000 }, () => {
+  let site: ServiceSite;
   beforeAll(async () => {
-    folder = fs.realpathSync(fs.mkdtempSync(join(tmpdir(), 'dsec-limits-')));
-    for (const name of ['store', 'run', 'state', 'cache']) {
-      process.env[`DSEC_${name.toUpperCase()}`] = join(folder, name);
-    }
-    env = { ...process.env, HOME: '/nowhere' };
-    const tree = join(folder, 'tree');
-    fs.mkdirSync(join(tree, 'bin'), { recursive: true });
-    fs.copyFileSync('/bin/busybox', join(tree, 'bin/busybox'));
-    for (const name of ['sh', 'echo', 'dd', 'sleep']) fs.symlinkSync('busybox', join(tree, 'bin', name));
-    await runCommand('convert', `dir:${tree}`, '--name', 'bb:1');
-    const script = join(import.meta.dirname, 'service-child.ts');
-    const args = ['--import', 'tsx', script, 'serve', 'runtime'];
-    service = spawn(process.execPath, args, { cwd: root, env, stdio: ['ignore', 'pipe', 'inherit'] });
-    await new Promise<void>((resolve, reject) => {
-      service.stdout!.once('data', () => resolve());
-      service.once('exit', () => reject(new Error('the service ended')));
-    });
+    site = await ServiceSite.open({ name: 'limits', applets: ['sh', 'echo', 'dd', 'sleep'] });
   }, 120_000);
-  afterAll(async () => {
-    const ended = new Promise((resolve) => service.once('exit', resolve));
-    service.kill('SIGTERM');
-    await ended;
-    for (const row of readMountInfo().reverse()) {
-      if (row.mountPoint.startsWith(`${folder}/`)) umount(row.mountPoint, { lazy: true });
-    }
-    process.env = saved;
-    fs.rmSync(folder, { recursive: true, force: true });
-  }, 120_000);
-
-  function dsec(...args: string[]) {
-    const { status, stdout, stderr } = spawnSync(join(root, 'bin/dsec'), args, { cwd: folder, env, encoding: 'utf8' });
-    return { status, stdout, stderr };
-  }
+  afterAll(() => site?.remove(), 120_000);
+  const dsec = (...args: string[]) => site.dsec(...args);
 
   it('are there from the creation, are changed, and show in what it uses', () => {
     const created = dsec(
@@ -142,7 +101,7 @@ describe.skipIf(!can)('limits, as typed', { timeout: 240_000 }, () => {
     expect(dsec('pack-diff', 'work', '--name', 'end:1')).toMatchObject({ status: 0 });
     for (const image of ['mid:1', 'end:1']) expect(dsec('cat', image, '/made').stdout).toBe('packed\n');
     expect(dsec('sandbox', 'rm', 'work').status).toBe(0);
-    expect(listLoops().filter(({ file }) => file.startsWith(folder))).toEqual([]);
+    expect(listLoops().filter(({ file }) => file.startsWith(site.folder))).toEqual([]);
   });
 
   it('of one command are told by name, through the service and without it', () => {

@@ -1,67 +1,26 @@
 /** `dsec sandbox create` and `exec` as clients of the runtime service: streams, signals and exit statuses as a process of their own has them. */
-import { type ChildProcess, spawn } from 'node:child_process';
+import type { ChildProcess } from 'node:child_process';
 import * as fs from 'node:fs';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { readMountInfo, umount } from '#linux';
-import { findAgent } from '#runtime';
-import { runCommand } from './command-run.ts';
+import { canServe, ServiceSite } from './service-site.ts';
 
-const root = join(import.meta.dirname, '../..');
-const dsec = join(root, 'bin/dsec');
-const can = process.getuid?.() === 0 && findAgent() !== undefined && fs.existsSync('/bin/busybox');
-if (!can) console.log('skipped: not root, or no dsec-agent, or no busybox');
-
-describe.skipIf(!can)('a sandbox asked for through the door of the service', { timeout: 120_000 }, () => {
-  let folder: string;
-  let env: NodeJS.ProcessEnv;
-  let service: ChildProcess;
-  let log = '';
-  const saved = { ...process.env };
-
+describe.skipIf(!canServe())('a sandbox asked for through the door of the service', { timeout: 120_000 }, () => {
+  let site: ServiceSite;
   beforeAll(async () => {
-    folder = fs.realpathSync(fs.mkdtempSync(join(tmpdir(), 'dsec-door-')));
-    const own = ['store', 'run', 'state', 'cache'].map((name) => [`DSEC_${name.toUpperCase()}`, join(folder, name)]);
-    Object.assign(process.env, Object.fromEntries(own));
+    const applets = ['sh', 'cat', 'echo', 'sleep', 'head', 'yes', 'wc'];
+    site = await ServiceSite.open({ name: 'door', applets });
     // In place of node, for clients: nothing may be declined.
+    const { folder } = site;
     fs.mkdirSync(join(folder, 'bin'));
     fs.writeFileSync(join(folder, 'bin/node'), '#!/bin/sh\necho declined\nexit 99\n', { mode: 0o755 });
-    env = { ...process.env, PATH: `${folder}/bin:/usr/bin:/bin` };
-    const tree = join(folder, 'tree');
-    for (const name of ['bin', 'dev', 'etc', 'proc', 'sys', 'tmp']) fs.mkdirSync(join(tree, name), { recursive: true });
-    fs.copyFileSync('/bin/busybox', join(tree, 'bin/busybox'));
-    for (const name of ['sh', 'cat', 'echo', 'sleep', 'head', 'yes', 'wc'])
-      fs.symlinkSync('busybox', join(tree, 'bin', name));
-    await runCommand('convert', `dir:${tree}`, '--name', 'bb:1');
-    service = spawn(
-      process.execPath,
-      ['--import', 'tsx', join(import.meta.dirname, 'service-child.ts'), 'serve', 'runtime'],
-      { cwd: root, env: process.env, stdio: ['ignore', 'pipe', 'pipe'] },
-    );
-    for (const stream of [service.stdout!, service.stderr!]) stream.on('data', (bytes) => (log += bytes));
-    for (let tries = 0; !log.includes('runtime service at'); tries++) {
-      if (tries > 1200) throw new Error(`the service has not begun: ${log}`);
-      await delay(50);
-    }
+    site.env = { ...site.env, PATH: `${folder}/bin:/usr/bin:/bin` };
     expect(await client(['create', '--name', 'work', 'bb:1'])).toMatchObject({ stdout: 'work\n', code: 0 });
   }, 120_000);
-  afterAll(async () => {
-    await runCommand('sandbox', 'rm', '--force', 'work').catch(() => {});
-    const ended = new Promise((resolve) => service.once('exit', resolve));
-    service.kill('SIGTERM');
-    await ended;
-    for (const row of readMountInfo().reverse()) {
-      if (row.mountPoint.startsWith(`${folder}/`)) umount(row.mountPoint, { lazy: true });
-    }
-    process.env = saved;
-    fs.rmSync(folder, { recursive: true, force: true });
-  }, 120_000);
+  afterAll(() => site?.remove('work'), 120_000);
 
-  function start(args: readonly string[], more: NodeJS.ProcessEnv = {}): ChildProcess {
-    return spawn(dsec, ['sandbox', ...args], { env: { ...env, ...more }, stdio: 'pipe' });
-  }
+  const start = (args: readonly string[], more: NodeJS.ProcessEnv = {}) => site.start(['sandbox', ...args], more);
 
   async function client(
     args: readonly string[],

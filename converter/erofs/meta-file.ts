@@ -10,6 +10,7 @@ export class MetaFile {
   readonly #hash: Hash = createHash('sha256');
   readonly #onFirst: (head: Buffer) => void;
   #window: Buffer;
+  #view: DataView;
   #base = 0;
   #first = true;
 
@@ -17,19 +18,32 @@ export class MetaFile {
   constructor(path: string, windowBytes: number, onFirst: (head: Buffer) => void) {
     this.#fd = openSync(path, 'w', 0o644);
     this.#window = Buffer.alloc(windowBytes);
+    this.#view = viewOf(this.#window);
     this.#onFirst = onFirst;
   }
 
   /** Room for `length` bytes at `position`, zero unless written before. */
   at(position: number, length: number): Buffer {
+    const offset = this.room(position, length);
+    return this.#window.subarray(offset, offset + length);
+  }
+
+  /** The same as an offset in `view`, which may be another one than before. */
+  room(position: number, length: number): number {
     const offset = position - this.#base;
     if (offset < 0) throw new Error('metadata written behind its window');
     if (offset + length > this.#window.length) {
       const larger = Buffer.alloc(2 ** Math.ceil(Math.log2(offset + length)));
       this.#window.copy(larger);
       this.#window = larger;
+      this.#view = viewOf(larger);
     }
-    return this.#window.subarray(offset, offset + length);
+    return offset;
+  }
+
+  /** Of the window: for who writes many small numbers, each of which would cost a buffer else. */
+  get view(): DataView {
+    return this.#view;
   }
 
   /** Nothing before `position` changes any more. */
@@ -60,4 +74,8 @@ export class MetaFile {
   close(): void {
     closeSync(this.#fd);
   }
+}
+
+function viewOf({ buffer, byteOffset, byteLength }: Buffer): DataView {
+  return new DataView(buffer, byteOffset, byteLength);
 }

@@ -217,12 +217,14 @@ export class ErofsWriter {
         epoch: this.#epoch,
         hasChunks: this.#hasChunks,
       });
-      let highest = 0;
-      this.#inodes.forEach((inode, number) => {
-        this.#writeInode(file, inode, number + 1, placement, uniaddr);
-        highest = Math.max(highest, inode.position);
-        file.settle(Math.floor(Math.max(0, highest - GAP_WINDOW_BYTES) / BLOCK_BYTES) * BLOCK_BYTES);
-      });
+      let number = 0;
+      let settleAt = 0;
+      for (const inode of this.#inodes) {
+        this.#writeInode(file, inode, ++number, placement, uniaddr);
+        if (inode.position < settleAt) continue;
+        file.settle(Math.floor(Math.max(0, inode.position - GAP_WINDOW_BYTES) / BLOCK_BYTES) * BLOCK_BYTES);
+        settleAt = inode.position + SETTLE_BYTES;
+      }
       shared.copy(file.at(sharedAt, shared.length));
       for (const inode of this.#inodes) {
         this.#writeBlocks(file, inode);
@@ -316,7 +318,8 @@ export class ErofsWriter {
     uniaddr: readonly number[],
   ): void {
     const { node } = inode;
-    const out = file.at(inode.position, inode.headBytes + inode.inlineBytes);
+    const at = file.room(inode.position, inode.headBytes + inode.inlineBytes);
+    const { view } = file;
     const body = inode.xattrs === undefined || inode.xattrs.size === 0 ? undefined : this.#xattrs.body(inode.xattrs);
     const xattrCount = body === undefined ? 0 : (body.length - 12) / 4 + 1;
     const inodeBytes = inode.extended ? EXTENDED_INODE_SIZE : COMPACT_INODE_SIZE;
@@ -325,37 +328,34 @@ export class ErofsWriter {
     const format = (inode.extended ? INODE_FORMAT.extended : 0) | (layout << INODE_FORMAT.layoutShift);
     const mode = TYPES[node.kind].mode | node.mode;
     const size = this.#sizeOf(inode);
+    const links = this.#linksOf(inode);
+    view.setUint16(at + EXTENDED_INODE.format, format, true);
+    view.setUint16(at + EXTENDED_INODE.xattrCount, xattrCount, true);
+    view.setUint16(at + EXTENDED_INODE.mode, mode, true);
+    view.setUint32(at + EXTENDED_INODE.union, union, true);
+    view.setUint32(at + EXTENDED_INODE.ino, number, true);
+    view.setUint32(at + EXTENDED_INODE.size, size, true);
     if (inode.extended) {
-      out.writeUInt16LE(format, EXTENDED_INODE.format);
-      out.writeUInt16LE(xattrCount, EXTENDED_INODE.xattrCount);
-      out.writeUInt16LE(mode, EXTENDED_INODE.mode);
-      out.writeUInt32LE(size % 2 ** 32, EXTENDED_INODE.size);
-      out.writeUInt32LE(Math.floor(size / 2 ** 32), EXTENDED_INODE.size + 4);
-      out.writeUInt32LE(union, EXTENDED_INODE.union);
-      out.writeUInt32LE(number >>> 0, EXTENDED_INODE.ino);
-      out.writeUInt32LE(node.uid, EXTENDED_INODE.uid);
-      out.writeUInt32LE(node.gid, EXTENDED_INODE.gid);
-      out.writeBigInt64LE(BigInt(node.mtimeSec), EXTENDED_INODE.mtime);
-      out.writeUInt32LE(node.mtimeNsec, EXTENDED_INODE.mtimeNsec);
-      out.writeUInt32LE(this.#linksOf(inode), EXTENDED_INODE.nlink);
+      view.setUint32(at + EXTENDED_INODE.size + 4, Math.floor(size / 2 ** 32), true);
+      view.setUint32(at + EXTENDED_INODE.uid, node.uid, true);
+      view.setUint32(at + EXTENDED_INODE.gid, node.gid, true);
+      // Both halves of a signed number: what does not fit is cut off.
+      view.setUint32(at + EXTENDED_INODE.mtime, node.mtimeSec, true);
+      view.setUint32(at + EXTENDED_INODE.mtime + 4, Math.floor(node.mtimeSec / 2 ** 32), true);
+      view.setUint32(at + EXTENDED_INODE.mtimeNsec, node.mtimeNsec, true);
+      view.setUint32(at + EXTENDED_INODE.nlink, links, true);
     } else {
-      out.writeUInt16LE(format, COMPACT_INODE.format);
-      out.writeUInt16LE(xattrCount, COMPACT_INODE.xattrCount);
-      out.writeUInt16LE(mode, COMPACT_INODE.mode);
-      out.writeUInt16LE(this.#linksOf(inode), COMPACT_INODE.nlink);
-      out.writeUInt32LE(size, COMPACT_INODE.size);
-      out.writeUInt32LE(union, COMPACT_INODE.union);
-      out.writeUInt32LE(number >>> 0, COMPACT_INODE.ino);
-      out.writeUInt16LE(node.uid, COMPACT_INODE.uid);
-      out.writeUInt16LE(node.gid, COMPACT_INODE.gid);
+      view.setUint16(at + COMPACT_INODE.nlink, links, true);
+      view.setUint16(at + COMPACT_INODE.uid, node.uid, true);
+      view.setUint16(at + COMPACT_INODE.gid, node.gid, true);
     }
-    body?.copy(out, inodeBytes);
-    if (node.kind === 'file' && node.data?.form === 'chunks')
-      this.#writeChunkMap(out.subarray(mapAt), node.data, placement);
-    if (node.kind === 'file' && node.data?.form === 'clusters') {
-      this.#writeClusterMap(out.subarray(mapAt), inode.position + mapAt, node, placement, uniaddr);
+    if (body !== undefined) body.copy(file.at(inode.position, inodeBytes + body.length), inodeBytes);
+    if (node.kind === 'file' && node.data?.map !== undefined) {
+      const map = file.at(inode.position + mapAt, inode.headBytes - mapAt);
+      if (node.data.form === 'chunks') this.#writeChunkMap(map, node.data, placement);
+      else this.#writeClusterMap(map, inode.position + mapAt, node, placement, uniaddr);
     }
-    if (inode.inlineBytes > 0) this.#writeInline(out.subarray(inode.headBytes), inode);
+    if (inode.inlineBytes > 0) this.#writeInline(file.at(inode.position + inode.headBytes, inode.inlineBytes), inode);
   }
 
   /** Layout number and what the inode's union holds. */
@@ -416,7 +416,7 @@ export class ErofsWriter {
     } else if (node.kind === 'symlink') {
       writeByteString(out, node.target, 0);
     } else {
-      this.#input.tails.read(node.data!, out.subarray(0, inode.inlineBytes));
+      this.#input.tails.read(node.data!, out);
     }
   }
 
@@ -438,6 +438,8 @@ export class ErofsWriter {
   }
 }
 
+/** The image goes out in such steps at least. */
+const SETTLE_BYTES = 256 << 10;
 /** Mark of a leaf that the walk has met, until it has a number. */
 const SEEN = -2;
 const TYPES: Readonly<Record<Node['kind'], { mode: number; dirent: number }>> = {

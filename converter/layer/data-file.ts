@@ -7,6 +7,7 @@
  * will be fsynced anyway, and a copy in the page cache costs more than the write and drives out what others use.
  */
 import { closeSync, constants, ftruncateSync, openSync, readSync, write, writeSync, writev } from 'node:fs';
+import { availableParallelism } from 'node:os';
 import { systemCode } from '#base';
 import {
   addressOf,
@@ -21,11 +22,12 @@ import {
 export const CHUNK_BYTES = 256 * 1024;
 const PAGE_BYTES = 4096;
 const SLAB_BYTES = 2 << 20;
+/** `drain` lets so many wait for their turn: a disk is slow now and fast then. With more cores more files are written at once. */
+const WAITING_SLABS = availableParallelism() > 2 ? 3 : 16;
 /** More only while a write is under way that a new one must not overtake. */
-const MAX_SLABS = 8;
-/** `drain` lets so many wait for their turn. */
-const WAITING_SLABS = 3;
-const SLABS_A_WRITE = 4;
+const MAX_SLABS = WAITING_SLABS + 5;
+/** Each write that ends waits for this thread to begin the next. */
+const SLABS_A_WRITE = Math.max(4, WAITING_SLABS / 2);
 /** For who writes something that stays and may be large. */
 const DIRECT_FROM_BYTES = 64 << 20;
 
@@ -200,6 +202,8 @@ export class DataFile {
     while (this.#writing !== undefined) await this.#turn();
     if (this.#path !== undefined) closeSync(this.#fd);
     if (this.#directFd !== undefined) closeSync(this.#directFd);
+    for (const { memory } of this.#slabs.splice(0)) this.#free.push(memory);
+    spareSlabs.push(...this.#free.splice(0, MAX_SLABS - spareSlabs.length));
   }
 
   #open(): Slab {
@@ -230,7 +234,7 @@ export class DataFile {
       if (memory !== undefined) return memory;
     }
     this.#slabCount++;
-    return alignedBuffer(SLAB_BYTES);
+    return spareSlabs.pop() ?? alignedBuffer(SLAB_BYTES);
   }
 
   #beingWritten(from: number, to: number): boolean {
@@ -347,6 +351,9 @@ function behind(buffers: readonly Buffer[], done: number): Buffer[] {
   }
   return rest;
 }
+
+/** Of files before, for the next ones: new memory costs more than what is in it already. */
+const spareSlabs: Buffer[] = [];
 
 /** Not cleared. */
 function alignedBuffer(sizeBytes: number): Buffer {

@@ -27,7 +27,20 @@ export class SpoolTails implements TailReader {
     }
   }
 
+  #lastPath = '';
+  #lastNumber = -1;
+  #lastBlock: Buffer = Buffer.alloc(0);
+
   #block(path: string, number: number): Buffer {
+    if (number !== this.#lastNumber || path !== this.#lastPath) {
+      this.#lastBlock = this.#found(path, number);
+      this.#lastNumber = number;
+      this.#lastPath = path;
+    }
+    return this.#lastBlock;
+  }
+
+  #found(path: string, number: number): Buffer {
     const key = `${path}:${number}`;
     const known = this.#blocks.get(key);
     if (known !== undefined) return known;

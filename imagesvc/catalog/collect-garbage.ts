@@ -15,6 +15,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { type Digest, isDigest, isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import type { BlobStore } from '../store/blob-store.ts';
+import { forgetSynced } from '../sync/synced-images.ts';
 import { type KeptTrace, keptTraces, TRACE_RECORDS } from '../trace/trace-store.ts';
 import { BASE, MAX_MANIFEST_BYTES } from './manifest.ts';
 
@@ -91,6 +92,7 @@ export async function collectGarbage(store: BlobStore, options: CollectOptions =
       deleted.push(digest);
       freedBytes += found.sizeBytes;
     }
+    if (!dryRun) await forgetSynced(store, new Set(deleted));
     return { deleted: deleted.sort(), freedBytes, kept, traces: gone.length };
   } finally {
     await hold.release();

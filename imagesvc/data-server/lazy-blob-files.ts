@@ -144,6 +144,6 @@ async function download(store: BlobStore, digest: Digest, path: string): Promise
       yield piece;
     }
   };
-  await pipeline(Readable.from(hashed()), createWriteStream(path, { mode: 0o600 }));
+  await pipeline(Readable.from(hashed()), createWriteStream(path, { mode: 0o644 }));
   return digestFromHex(hash.digest('hex'));
 }

@@ -1,6 +1,6 @@
 /** What requests and answers look like: checked on the way in, used to write answers, and shown by the OpenAPI document. */
 import { type TSchema, Type } from '@sinclair/typebox';
-import { CODEC_NAMES } from '#converter';
+import { CODEC_NAMES, MAX_INLINE_LIMIT_BYTES } from '#converter';
 import { JOB_STATES, type JobView } from './jobs/job.ts';
 
 function words<T extends string>(values: readonly T[], description?: string) {
@@ -44,7 +44,7 @@ export const ConvertBody = Type.Object(
     kind: Type.Optional(words(['base', 'workspace', 'toolkit'] as const)),
     collapse: Type.Optional(words(['data', 'metadata'] as const)),
     collapseLimitBytes: Type.Optional(Bytes),
-    inlineLimitBytes: Type.Optional(Bytes),
+    inlineLimitBytes: Type.Optional(Type.Integer({ minimum: 0, maximum: MAX_INLINE_LIMIT_BYTES })),
     compress: Compress,
     platform: Type.Optional(
       Type.String({ maxLength: 64, pattern: '^[a-z0-9._-]+/[a-z0-9._-]+(/[a-z0-9._-]+)?$', examples: ['linux/amd64'] }),

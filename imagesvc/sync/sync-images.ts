@@ -2,7 +2,7 @@
  * `dsec sync`: a set of images from one store to another, each blob once however many of them share it, and not at all where
  * it is there already. Every byte is verified on its way. An image gets its name as soon as all its blobs are there, so
  * what is interrupted has published whole images only; asking again goes on with the blobs that are missing. An image's traces go
- * with it.
+ * with it, and the store that it came from remembers where it is now (synced-images.ts).
  */
 import { createWriteStream } from 'node:fs';
 import { rm } from 'node:fs/promises';
@@ -16,6 +16,7 @@ import { fail } from '../errors.ts';
 import type { BlobStore, Descriptor, Staging } from '../store/blob-store.ts';
 import { parseImageName } from '../store/image-name.ts';
 import { copyTraces, keptTraces } from '../trace/trace-store.ts';
+import { recordSynced } from './synced-images.ts';
 import { type TraceCoverage, traceCoverage } from './trace-coverage.ts';
 
 export interface SyncOptions {
@@ -40,7 +41,7 @@ export interface SyncedImages {
   readonly unsharedBytes: number;
   readonly copiedTraces: number;
   readonly coverage?: TraceCoverage;
-  /** Traces that could not be read, and why: they were left out. */
+  /** Traces that could not be read and were left out, and what could not be remembered, and why. */
   readonly notes: readonly string[];
 }
 
@@ -92,6 +93,9 @@ export async function syncImages(
       await publishManifest(to, image.name, await from.readVerified(image.manifestDigest));
       const own = traces.filter(({ manifest }) => manifest === image.manifestDigest);
       copiedTraces += await copyTraces(from, to, image, own, noteTrace);
+      await recordSynced(from, to.url, image, blobsWithManifest(image)).catch((error: unknown) =>
+        notes.add(`${from.url} does not remember that ${image.name} is in ${to.url}: ${messageOf(error)}`),
+      );
       progress({ task: `image ${image.name}`, phase: 'done' });
     }
     const distinct = new Map(

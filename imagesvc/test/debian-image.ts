@@ -12,6 +12,7 @@ import {
   cpSync,
   existsSync,
   linkSync,
+  lstatSync,
   mkdirSync,
   openSync,
   readdirSync,
@@ -122,8 +123,31 @@ function unpackPackages(rootfs: string, folder: string): string | undefined {
   return `${packages.length} packages, dpkg -x`;
 }
 
+/** Packages of which this machine has the files: the tools of this test, and what they stand on. */
+const INSTALLED = ['docker-registry', 'git', 'libpython3*-stdlib', 'perl-modules-*', 'skopeo', 'umoci'];
+
+/** As they are here, attributes, links and all. */
+function addInstalled(rootfs: string): void {
+  const names = spawnSync('dpkg-query', ['-W', '-f', '$' + '{db:Status-Abbrev}$' + '{Package}\n', ...INSTALLED], {
+    encoding: 'utf8',
+  });
+  const packages = names.stdout.split('\n').flatMap((line) => /^ii +(.+)/.exec(line)?.[1] ?? []);
+  const listed = execFileSync('dpkg', ['-L', ...packages], { encoding: 'utf8', maxBuffer: 1 << 26 });
+  const paths = listed.split('\n').filter((path) => path.startsWith('/usr/') && isFileOrLink(path));
+  // Folders that are links in the root stay links.
+  const pack = ['-cf', '-', '-C', '/', '--no-recursion', '--xattrs', '-T', '-'];
+  const tar = execFileSync('tar', pack, { input: paths.map((path) => `.${path}\n`).join(''), maxBuffer: 1 << 30 });
+  execFileSync('tar', ['-xpf', '-', '-C', rootfs, '--keep-directory-symlink', '--xattrs'], { input: tar });
+}
+
+function isFileOrLink(path: string): boolean {
+  const stat = lstatSync(path, { throwIfNoEntry: false });
+  return stat !== undefined && (stat.isFile() || stat.isSymbolicLink());
+}
+
 /** Layer 2: something large in a place of its own, and every kind of file. */
 function addToolkit(rootfs: string): void {
+  addInstalled(rootfs);
   const opt = join(rootfs, 'opt/toolkit');
   mkdirSync(join(opt, 'bin'), { recursive: true });
   const node = realpathSync(process.execPath);

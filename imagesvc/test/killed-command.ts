@@ -17,27 +17,36 @@ export interface Ended {
 }
 
 /** Kills it after `killMs`; never, when that is undefined. */
-export function runDsec(args: readonly string[], env: NodeJS.ProcessEnv, killMs?: number): Promise<Ended> {
-  return new Promise((done, failed) => {
-    const startedAt = performance.now();
-    const child = spawn(process.execPath, [PROGRAM, ...args], {
-      env: { ...process.env, ...env },
-      stdio: ['ignore', 'pipe', 'pipe'],
-    });
-    let [stdout, stderr] = ['', ''];
-    child.stdout.setEncoding('utf8').on('data', (text: string) => {
-      stdout += text;
-    });
-    child.stderr.setEncoding('utf8').on('data', (text: string) => {
-      stderr += text;
-    });
-    const timer = killMs === undefined ? undefined : setTimeout(() => child.kill('SIGKILL'), killMs);
+export async function runDsec(args: readonly string[], env: NodeJS.ProcessEnv, killMs?: number): Promise<Ended> {
+  const { ended, kill } = startDsec(args, env);
+  const timer = killMs === undefined ? undefined : setTimeout(kill, killMs);
+  try {
+    return await ended;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+export function startDsec(args: readonly string[], env: NodeJS.ProcessEnv): { ended: Promise<Ended>; kill(): void } {
+  const startedAt = performance.now();
+  const child = spawn(process.execPath, [PROGRAM, ...args], {
+    env: { ...process.env, ...env },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  let [stdout, stderr] = ['', ''];
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    stdout += text;
+  });
+  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+    stderr += text;
+  });
+  const ended = new Promise<Ended>((done, failed) => {
     child.once('error', failed);
     child.once('close', (status, signal) => {
-      clearTimeout(timer);
       done({ killed: signal === 'SIGKILL', status, ms: performance.now() - startedAt, stdout, stderr });
     });
   });
+  return { ended, kill: () => void child.kill('SIGKILL') };
 }
 
 /** `count` moments, one somewhere in each of as many equal parts of `wholeMs`, shuffled. */

@@ -15,6 +15,8 @@ export class MadeUpRegistry {
   readonly requests: string[] = [];
   /** Of each path, the status in place of an answer. */
   refuse: ((method: string, path: string) => number | undefined) | undefined;
+  /** An answer waits for what it gives. */
+  hold: ((method: string, path: string) => Promise<void> | undefined) | undefined;
   readonly host: string;
   readonly #keepsReferrers: boolean;
   readonly #server: Server;
@@ -49,6 +51,7 @@ export class MadeUpRegistry {
       response.writeHead(status, { 'content-length': String(Buffer.byteLength(bytes)), ...headers });
       response.end(method === 'HEAD' ? undefined : bytes);
     };
+    await this.hold?.(method, pathname);
     const refused = this.refuse?.(method, pathname);
     if (refused !== undefined) return answer(refused, '{"errors":[]}');
     const [, kind, name] = /\/(manifests|blobs|referrers)\/([^/]*)\/?$/.exec(pathname) ?? [];

@@ -17,6 +17,9 @@ import { makeDebianImage, missingForDebianImage } from './debian-image.ts';
 import { LoopbackRegistry } from './loopback-registry.ts';
 import { attributesOf, differences } from './tree-attributes.ts';
 
+/** "Several hundred MB", of the files that the image shows. */
+const LEAST_BYTES = 300e6;
+
 const missing = missingForDebianImage();
 if (missing !== undefined) console.log(`real-image: skipped: ${missing}`);
 
@@ -38,6 +41,7 @@ describe.skipIf(missing !== undefined)('a real image', { timeout: 240_000 }, () 
   let store: BlobStore;
   let source: string;
   let expected: Map<string, string> | undefined;
+  let fileBytes = 0;
 
   beforeAll(async () => {
     root = realpathSync(mkdtempSync(join(tmpdir(), 'dsec-real-')));
@@ -50,9 +54,14 @@ describe.skipIf(missing !== undefined)('a real image', { timeout: 240_000 }, () 
     execFileSync('umoci', ['unpack', '--image', `${layout}:4`, join(root, 'unpacked')], { stdio: 'ignore' });
     rmSync(layout, { recursive: true });
     expected = attributesOf(join(root, 'unpacked/rootfs'));
-    console.log(`${made}: ${expected.size} files`);
+    fileBytes = Number(
+      execFileSync('du', ['-s', '--apparent-size', '-B1', join(root, 'unpacked/rootfs')], { encoding: 'utf8' }).split(
+        '\t',
+      )[0],
+    );
+    console.log(`${made}: ${expected.size} files, ${Math.round(fileBytes / 1e6)} MB`);
     store = await openStore(`file://${root}/store`);
-  }, 600_000);
+  }, 1_500_000);
 
   afterAll(async () => {
     await registry?.stop();
@@ -87,6 +96,11 @@ describe.skipIf(missing !== undefined)('a real image', { timeout: 240_000 }, () 
       expect(report.ok).toBe(true);
     });
   }
+
+  it('is one of several hundred MB', (context) => {
+    if (expected === undefined) return context.skip('no mirror can be reached');
+    expect(fileBytes).toBeGreaterThan(LEAST_BYTES);
+  });
 
   it('converted again, it costs no work', async (context) => {
     if (expected === undefined) return context.skip('no mirror can be reached');

@@ -12,6 +12,25 @@ const BUSYBOX = '/bin/busybox';
 
 /** Writes it into `folder`; answers `FOLDER:TAG`. With busybox, where there is one, its containers can run. */
 export function writeSmallLayout(folder: string, layerCount: number): string {
+  const tars = Array.from({ length: layerCount }, (_, i) => tarOfTree(folder, (tree) => fill(tree, i)));
+  return writeTarLayout(folder, tars);
+}
+
+/** What tar makes of a folder that `fill` fills, with `options` of its own; the folder is made in `folder` and removed again. */
+export function tarOfTree(folder: string, fill: (tree: string) => void, options: readonly string[] = []): Buffer {
+  mkdirSync(folder, { recursive: true });
+  const tree = join(folder, 'tree');
+  mkdirSync(tree);
+  fill(tree);
+  const tar = execFileSync('tar', ['-cf', '-', '--sort=name', '--mtime=@1700000000', ...options, '-C', tree, '.'], {
+    maxBuffer: 1 << 28,
+  });
+  rmSync(tree, { recursive: true });
+  return tar;
+}
+
+/** An OCI layout of gzip layers, these tars, bottom first; answers `FOLDER:TAG`. */
+export function writeTarLayout(folder: string, tars: readonly Buffer[]): string {
   const blobs = join(folder, 'blobs/sha256');
   mkdirSync(blobs, { recursive: true });
   const put = (bytes: Buffer, mediaType: string) => {
@@ -20,25 +39,13 @@ export function writeSmallLayout(folder: string, layerCount: number): string {
     return { mediaType, digest, size: bytes.length };
   };
   const json = (value: unknown, mediaType: string) => put(Buffer.from(JSON.stringify(value)), mediaType);
-  const diffIds: string[] = [];
-  const layers = [];
-  for (let i = 0; i < layerCount; i++) {
-    const tree = join(folder, 'tree');
-    mkdirSync(tree);
-    fill(tree, i);
-    const tar = execFileSync('tar', ['-cf', '-', '--sort=name', '--mtime=@1700000000', '-C', tree, '.'], {
-      maxBuffer: 1 << 28,
-    });
-    rmSync(tree, { recursive: true });
-    diffIds.push(digestOf(tar));
-    layers.push(put(gzipSync(tar, { level: 1 }), 'application/vnd.oci.image.layer.v1.tar+gzip'));
-  }
+  const layers = tars.map((tar) => put(gzipSync(tar, { level: 1 }), 'application/vnd.oci.image.layer.v1.tar+gzip'));
   const config = json(
     {
       os: 'linux',
       architecture: GOARCH[arch()] ?? arch(),
       config: { Env: ['PATH=/bin'], Cmd: ['sh'] },
-      rootfs: { type: 'layers', diff_ids: diffIds },
+      rootfs: { type: 'layers', diff_ids: tars.map((tar) => digestOf(tar)) },
     },
     'application/vnd.oci.image.config.v1+json',
   );

@@ -4,11 +4,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import type { ProgressEvent } from '#base';
-import { allBlobsOf, openImage } from '../catalog/catalog.ts';
+import { allBlobsOf, openImage, removeImage } from '../catalog/catalog.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { MemoryStore } from '../store/memory-store.ts';
 import { openStore } from '../store/open-store.ts';
 import { syncImages } from '../sync/sync-images.ts';
+import { SYNCED_RECORDS, wasSynced } from '../sync/synced-images.ts';
 import { publishMadeUp } from './made-up-image.ts';
 
 let root: string;
@@ -84,5 +85,36 @@ it('goes between any two stores', async () => {
   await syncImages(from, memory, ['a:1', 'other:1']);
   await expectWhole(memory, 'a:1');
   await syncImages(memory, to, ['other:1']);
+  await expectWhole(to, 'other:1');
+});
+
+it('remembers where whole images are, until they are gone here', async () => {
+  const a = await openImage(from, 'a:1');
+  const b = await openImage(from, 'b:1');
+  const stop = new AbortController();
+  const progress = ({ task, phase }: ProgressEvent) => {
+    if (task === 'image a:1' && phase === 'done') stop.abort();
+  };
+  await expect(syncImages(from, to, ['a:1', 'b:1'], { progress, signal: stop.signal })).rejects.toThrow();
+  expect(await wasSynced(from, to.url, a.manifestDigest)).toBe(true);
+  expect(await wasSynced(from, to.url, b.manifestDigest)).toBe(false);
+  expect(await wasSynced(from, 'file:///elsewhere', a.manifestDigest)).toBe(false);
+  await Promise.all([syncImages(from, to, ['b:1']), syncImages(from, to, ['other:1'])]);
+  expect(await from.listRecords(SYNCED_RECORDS)).toHaveLength(3);
+  const [key = ''] = await from.listRecords(SYNCED_RECORDS);
+  expect(await from.getRecord(SYNCED_RECORDS, key)).toMatchObject({ to: to.url, blobs: expect.any(Array) });
+  await removeImage(from, 'a:1', { graceMs: 0 });
+  expect(await wasSynced(from, to.url, a.manifestDigest)).toBe(false);
+  expect(await wasSynced(from, to.url, b.manifestDigest)).toBe(true);
+});
+
+it('brings what it can where it came from cannot remember it', async () => {
+  const closed = Object.assign(from, {
+    putRecord: async () => {
+      throw new Error('it is read only');
+    },
+  });
+  const { notes } = await syncImages(closed, to, ['other:1']);
+  expect(notes).toEqual([expect.stringContaining('does not remember that other:1 is in')]);
   await expectWhole(to, 'other:1');
 });

@@ -209,12 +209,13 @@ function writeUint64(into: Buffer, value: number, at: number): void {
   into.writeUInt32LE(Math.floor(value / 2 ** 32), at + 4);
 }
 
+/** The folder is root's; a jailed machine that is shown one of the files runs as another user. */
 function writeAttributes(into: Buffer, at: number, { node, sizeBytes, directory }: Attributes): void {
   into.fill(0, at, at + ATTRIBUTES_BYTES);
   writeUint64(into, node, at);
   writeUint64(into, sizeBytes, at + 8);
   writeUint64(into, Math.ceil(sizeBytes / 512), at + 16);
-  into.writeUInt32LE(directory ? S_IFDIR | 0o500 : S_IFREG | 0o400, at + 60);
+  into.writeUInt32LE(directory ? S_IFDIR | 0o500 : S_IFREG | 0o444, at + 60);
   into.writeUInt32LE(directory ? 2 : 1, at + 64);
   into.writeUInt32LE(4096, at + 80);
 }

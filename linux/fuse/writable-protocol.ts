@@ -70,6 +70,8 @@ export interface FileAttributes {
   /** 512-byte blocks. */
   readonly blocks: number;
   readonly readOnly: boolean;
+  /** Not for its owner alone. */
+  readonly shared?: boolean;
   readonly timeSec: number;
 }
 
@@ -79,7 +81,8 @@ const ATTRIBUTES_BYTES = 88;
 const VALID_SECONDS = 365 * 24 * 3600;
 
 /** Reply to GETATTR and SETATTR. */
-export function encodeFileAttributes(into: Buffer, { sizeBytes, blocks, readOnly, timeSec }: FileAttributes): number {
+export function encodeFileAttributes(into: Buffer, attributes: FileAttributes): number {
+  const { sizeBytes, blocks, readOnly, shared = false, timeSec } = attributes;
   const at = REPLY_BODY + 16;
   into.fill(0, REPLY_BODY, at + ATTRIBUTES_BYTES);
   writeUint64(into, VALID_SECONDS, REPLY_BODY);
@@ -87,7 +90,8 @@ export function encodeFileAttributes(into: Buffer, { sizeBytes, blocks, readOnly
   writeUint64(into, sizeBytes, at + 8);
   writeUint64(into, blocks, at + 16);
   for (const time of [24, 32, 40]) writeUint64(into, timeSec, at + time);
-  into.writeUInt32LE(S_IFREG | (readOnly ? 0o400 : 0o600), at + 60);
+  const owner = readOnly ? 0o400 : 0o600;
+  into.writeUInt32LE(S_IFREG | owner | (shared ? (owner >> 3) | (owner >> 6) : 0), at + 60);
   into.writeUInt32LE(1, at + 64); // nlink
   into.writeUInt32LE(4096, at + 80); // blksize
   return 16 + ATTRIBUTES_BYTES;

@@ -11,7 +11,7 @@ import {
   rmSync,
   writeFileSync,
 } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { fromText } from '#base';
@@ -219,4 +219,15 @@ it('features: every row says what was found and what takes its place', () => {
   const found = (name: string) => rows.find((row) => row.name === name)?.present;
   expect(found('kernel')).toBe(true);
   expect(found('cgroups')).toBe(readMountInfo().some(({ type }) => type.startsWith('cgroup')));
+});
+
+it('core scheduling is there when the kernel takes the call, and else it is said why not', () => {
+  const row = detect().find(({ name }) => name === 'core scheduling');
+  const [yes, ...no] = ['PR_SCHED_CORE works', 'not in this kernel', 'this processor has no hyper-threads'];
+  expect([yes, ...no]).toContain(row?.detail);
+  expect(row?.present).toBe(row?.detail === yes);
+  const config = `/boot/config-${release()}`;
+  const isBuiltIn = existsSync(config) ? /^CONFIG_SCHED_CORE=y$/m.test(readFileSync(config, 'latin1')) : undefined;
+  if (isBuiltIn === false) expect(row?.detail).toBe('not in this kernel');
+  if (isBuiltIn === true) expect(row?.detail).not.toBe('not in this kernel');
 });

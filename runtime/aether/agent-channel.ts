@@ -6,7 +6,7 @@
 import { readFileSync } from 'node:fs';
 import { AGENT_FRAME, PayloadWriter } from '../backend/agent-wire.ts';
 import { kill, membersOf, thawCommands } from '../backend/cgroup-cleanup.ts';
-import { type CommandGroups, groupOf, killGroup, outOfMemoryCount, removeGroup } from './command-group.ts';
+import { type CommandGroups, groupOf, killGroup, memoryGroupOf, outOfMemoryIn, removeGroup } from './command-group.ts';
 import type { KeeperChannel } from './keeper-channel.ts';
 
 export interface AgentChannel {
@@ -47,6 +47,7 @@ export function cgroupTrees(
   cgroups: readonly string[],
   channel: AgentChannel,
 ): CommandTrees {
+  let memory: string | undefined;
   return {
     groupOf: (command) => groups && groupOf(groups, command),
     async killAll(command) {
@@ -62,7 +63,10 @@ export function cgroupTrees(
     remove(command) {
       if (groups !== undefined) removeGroup(groups, command);
     },
-    outOfMemoryCount: () => outOfMemoryCount(cgroups),
+    outOfMemoryCount() {
+      memory ??= memoryGroupOf(cgroups);
+      return memory === undefined ? 0 : outOfMemoryIn(memory);
+    },
     thaw() {
       if (groups !== undefined) thawCommands(groups.parent);
     },

@@ -6,7 +6,7 @@ import { randomInt } from 'node:crypto';
 import type { Duplex } from 'node:stream';
 import { setTimeout as delay } from 'node:timers/promises';
 import { getSystemErrorMap } from 'node:util';
-import { failPoint, failPointSent, messageOf } from '#base';
+import { failPoint, failPointSent, isDsecError, messageOf } from '#base';
 import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../backend/agent-wire.ts';
 import { STAGE_EXEC, stageText } from '../backend/launch-order.ts';
 import { fail } from '../errors.ts';
@@ -70,8 +70,9 @@ const WANTED: ReadonlySet<number> = new Set([
   AGENT_FRAME.sendEnd,
 ]);
 
-/** Of those that have ended so many are kept. */
+/** Of those that have ended so many are kept, and dropped some at a time: to look for them after each one costs more than to drop it. */
 const KEPT_COMMANDS = 256;
+const DROPPED_AT_ONCE = 16;
 /** Of one state of the accounts. */
 const KEPT_USERS = 64;
 const ACCOUNT_FILE_BYTES = 4 << 20;
@@ -326,7 +327,7 @@ export class AgentLink implements CommandHost {
   private tidy({ id }: KeptCommand): void {
     if (this.gone !== undefined) return;
     this.options.trees.remove(id);
-    if (this.all.size <= KEPT_COMMANDS) return;
+    if (this.all.size <= KEPT_COMMANDS + DROPPED_AT_ONCE) return;
     // Those that began first come first.
     const over = [...this.all.values()].filter(({ isOver }) => isOver);
     for (const one of over.slice(0, Math.max(0, over.length - KEPT_COMMANDS))) {
@@ -413,7 +414,7 @@ export class AgentLink implements CommandHost {
         return (await this.files.read(path, ACCOUNT_FILE_BYTES)).toString('utf8');
       } catch (error) {
         this.refuseGone();
-        isKnown &&= error instanceof SystemFailure && error.code === 'ENOENT';
+        isKnown &&= isDsecError(error, 'RUNTIME_FILE') && error.params.code === 'ENOENT';
         return '';
       }
     };

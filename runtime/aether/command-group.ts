@@ -82,22 +82,33 @@ function write(path: string, text: string): void {
 
 function read(path: string): string {
   try {
-    return readFileSync(path, 'latin1');
+    return readFileSync(path, 'utf8');
   } catch {
     return '';
   }
 }
 
-/** How often memory ran out in the sandbox so far. In v1 each group counts for itself, in a v2 tree with those below it. */
+/** How often memory ran out in the sandbox so far. */
 export function outOfMemoryCount(groups: readonly string[]): number {
-  for (const group of groups) {
-    const [v2, ...v1] = [
-      `${group}/memory.events`,
-      `${group}/memory.oom_control`,
-      `${group}/${COMMANDS_GROUP}/memory.oom_control`,
-    ].map((file) => /^oom_kill (\d+)$/m.exec(read(file))?.[1]);
-    if (v2 !== undefined) return Number(v2);
-    if (v1.some((count) => count !== undefined)) return v1.reduce((sum, count) => sum + Number(count ?? 0), 0);
-  }
-  return 0;
+  const group = memoryGroupOf(groups);
+  return group === undefined ? 0 : outOfMemoryIn(group);
 }
+
+/** The one of a sandbox's groups that counts its memory; undefined where none does, or not yet. */
+export function memoryGroupOf(groups: readonly string[]): string | undefined {
+  return groups.find((group) => COUNTING.some((file) => existsSync(`${group}/${file}`)));
+}
+
+/** In v1 each group counts for itself, in a v2 tree with those below it. */
+export function outOfMemoryIn(group: string): number {
+  const count = (file: string) => {
+    // Asked after each command: what is thrown would cost more than all the rest of the question.
+    const text = existsSync(file) ? read(file) : '';
+    return Number(/^oom_kill (\d+)$/m.exec(text)?.[1] ?? 0);
+  };
+  const [v2, v1] = COUNTING;
+  if (existsSync(`${group}/${v2}`)) return count(`${group}/${v2}`);
+  return count(`${group}/${v1}`) + count(`${group}/${COMMANDS_GROUP}/${v1}`);
+}
+
+const COUNTING = ['memory.events', 'memory.oom_control'] as const;

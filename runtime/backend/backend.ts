@@ -9,8 +9,10 @@
  * - `remove` ends what runs and takes away all that the backend made for an id, from any state, by whichever process
  *   launched it, also twice. It is what a later process calls after the one that launched was killed.
  */
+
 import type { Readable, Writable } from 'node:stream';
 import type { SandboxLimits } from '../sandbox-api/limits.ts';
+import type { DeviceNode } from './device-rules.ts';
 
 export interface BackendCapabilities {
   /** Whether an exit by signal can be told from an exit with 128 + n. */
@@ -48,6 +50,8 @@ export interface LaunchSpec {
   /** What it may use, and the device that limits on I/O are for. */
   readonly limits?: SandboxLimits;
   readonly device?: string;
+  /** In its /dev, beside those of every sandbox. */
+  readonly devices?: readonly DeviceNode[];
   /** Files of this machine to show inside, read-only; the targets exist. */
   readonly binds: readonly { readonly source: string; readonly target: string; readonly exec?: boolean }[];
   readonly process: ProcessSpec;

@@ -52,6 +52,14 @@ export const DEVICE_RULES: readonly DeviceRule[] = [
   ...TERMINALS,
 ];
 
+/** With devices of its own besides, which it may open. */
+export function rulesWith(devices: readonly DeviceNode[] = []): readonly DeviceRule[] {
+  return [
+    ...DEVICE_RULES,
+    ...devices.map(({ major, minor }): DeviceRule => ({ type: 'c', major, minor, access: 'rw' })),
+  ];
+}
+
 /** File of the group, value; in this order. */
 export function deviceLines(rules: readonly DeviceRule[] = DEVICE_RULES): (readonly [string, string])[] {
   const line = ({ type, major, minor, access }: DeviceRule) => `${type} ${major ?? '*'}:${minor ?? '*'} ${access}`;

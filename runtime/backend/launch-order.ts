@@ -68,7 +68,9 @@ export function launchOrder(
       out.bytes(mount.destination).bytes(mount.type).bytes(mount.source).u64(BigInt(flags)).bytes(data);
     },
   );
-  out.list(DEVICE_NODES, ({ path, mode, major, minor }) => out.bytes(path).u32(mode).u32(major).u32(minor));
+  out.list([...DEVICE_NODES, ...(spec.devices ?? [])], ({ path, mode, major, minor }) =>
+    out.bytes(path).u32(mode).u32(major).u32(minor),
+  );
   out.list(DEVICE_LINKS, ([path, target]) => out.bytes(path).bytes(target));
   out.list(linux.maskedPaths, (path) => out.bytes(path));
   out.list(linux.readonlyPaths, (path) => out.bytes(path));

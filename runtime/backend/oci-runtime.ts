@@ -27,6 +27,7 @@ import type { Backend, BackendCapabilities, Exit, LaunchSpec, RunningSandbox } f
 import { cgroupsOf, endCgroups, isInCgroups } from './cgroup-cleanup.ts';
 import { firstProcessOf, pidFileOf, reasonOfEnd, signalFirstProcess } from './first-process.ts';
 import { idExtents } from './id-ranges.ts';
+import { lendStdio } from './lent-stdio.ts';
 import { type LimitGroups, makeLimitGroups, RUNTIME_GROUP } from './limit-groups.ts';
 import { type OciSpec, ociSpec } from './oci-spec.ts';
 import { forLibseccomp } from './seccomp-patterns.ts';
@@ -188,16 +189,18 @@ export class OciBackend implements Backend {
         at === undefined ? undefined : { root: spec.root, at },
       ),
     ];
+    const lent = pipes === undefined ? lendStdio() : undefined;
     const started = pidFileWritten(spec.folder, pidFile);
     // A session of its own, so that Ctrl-C at our terminal reaches the sandbox once, through us. With a terminal the
     // runtime has to be in the foreground, and turns Ctrl-C into a byte.
     const child = spawn(program!, args, {
       cwd: '/',
-      stdio: pipes === undefined ? 'inherit' : [...pipes.childFds],
+      stdio: [...(pipes?.childFds ?? lent!.fds)],
       detached: !spec.process.terminal,
     });
     pipes?.closeChildEnds();
-    const exited = exitOf(child, program!);
+    lent?.closeOwn();
+    const exited = exitOf(child, program!).finally(() => lent?.giveBack());
     exited.catch(() => {});
     const running = new OciSandbox(this.name, exited, pipes, log, spec.folder, groups);
     let first: 'started' | 'exited';

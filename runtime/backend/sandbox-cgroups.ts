@@ -11,7 +11,7 @@ import type { MountRow } from '#linux';
 import { fail } from '../errors.ts';
 import type { SandboxLimits } from '../sandbox-api/limits.ts';
 import { cgroupRows } from './cgroup-hierarchies.ts';
-import { deviceLines, deviceProgram } from './device-rules.ts';
+import { type DeviceNode, deviceLines, deviceProgram, rulesWith } from './device-rules.ts';
 import {
   CONTROLLERS,
   type Controller,
@@ -40,6 +40,8 @@ export interface CgroupOptions {
   readonly limits?: SandboxLimits;
   /** `major:minor` that I/O limits are for. */
   readonly device?: string;
+  /** That it may open, beside those of every sandbox. */
+  readonly devices?: readonly DeviceNode[];
   /** A sandbox that stays: its agent is in the group, without limits. */
   readonly agent?: boolean;
 }
@@ -80,7 +82,7 @@ export function sandboxHierarchies(rows: readonly MountRow[] = cgroupRows()): Hi
 export function sandboxCgroups(
   id: string,
   rows: readonly MountRow[] = cgroupRows(),
-  { limits = {}, device, agent = false }: CgroupOptions = {},
+  { limits = {}, device, devices = [], agent = false }: CgroupOptions = {},
 ): SandboxCgroup[] {
   const hierarchies = sandboxHierarchies(rows);
   refuseUnavailable(limits, device, hierarchies);
@@ -90,10 +92,10 @@ export function sandboxCgroups(
     const folder = `${root}/${CGROUP_PARENT}/${id}`;
     if (version === 2) {
       const leaf = agent ? AGENT_LEAF : undefined;
-      return { folder, isCpuset, writes: writes(hierarchy), deviceProgram: deviceProgram(), leaf };
+      return { folder, isCpuset, writes: writes(hierarchy), deviceProgram: deviceProgram(rulesWith(devices)), leaf };
     }
-    const devices = controllers.includes('devices') ? deviceLines() : [];
-    return { folder, isCpuset, writes: [...devices, ...writes(hierarchy)] };
+    const lines = controllers.includes('devices') ? deviceLines(rulesWith(devices)) : [];
+    return { folder, isCpuset, writes: [...lines, ...writes(hierarchy)] };
   });
 }
 

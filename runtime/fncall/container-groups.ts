@@ -4,6 +4,7 @@
  * The container's own are limited too, so that what is no task's (an interpreter that waits, files on their way) does not grow without end either.
  */
 import { chownSync, writeFileSync } from 'node:fs';
+import type { DeviceNode } from '../backend/device-rules.ts';
 import {
   limitWritesIn,
   refuseUnavailable,
@@ -22,17 +23,23 @@ export interface ContainerGroups {
   writes(limits: { readonly memoryBytes: number; readonly pids: number }): GroupFileWrite[];
 }
 
+/** Kinds of limits that are remembered. */
+const MOST_KNOWN = 100;
 /** Beside one task: the program, an interpreter that waits with what it imported, and files that go in. */
 const OWN_BYTES = 4 * 2 ** 30;
 const OWN_PROCESSES = 64;
 
 /** @throws RUNTIME_START_FAILED, RUNTIME_LIMIT_UNAVAILABLE */
-export function containerGroups(id: string, { cpus, defaults, most }: PoolOptions): ContainerGroups {
+export function containerGroups(
+  id: string,
+  { cpus, defaults, most }: PoolOptions,
+  devices?: readonly DeviceNode[],
+): ContainerGroups {
   const hierarchies = sandboxHierarchies();
   const { memoryBytes, pids: processes } = highestLimits(defaults, most);
   const whole = { cpus, memoryBytes: memoryBytes + OWN_BYTES, pids: processes + OWN_PROCESSES };
   refuseUnavailable(whole, undefined, hierarchies);
-  const plain = sandboxCgroups(id, undefined, { agent: true });
+  const plain = sandboxCgroups(id, undefined, { agent: true, devices });
   const groups = plain.map((group, i) => ({
     ...group,
     writes: [...group.writes, ...limitWritesIn(hierarchies[i]!, ['cpu', 'memory', 'pids'], whole, undefined)],
@@ -45,6 +52,7 @@ export function containerGroups(id: string, { cpus, defaults, most }: PoolOption
   const place = (number: number, v1File: string, v2File: string) =>
     number < 0 ? undefined : ([number, isV2(number) ? v2File : v1File] as const);
   const dirs = [...new Set([memory, pids, cpu].filter((number) => number >= 0))];
+  const known = new Map<string, GroupFileWrite[]>();
   return {
     groups,
     plan: {
@@ -54,12 +62,18 @@ export function containerGroups(id: string, { cpus, defaults, most }: PoolOption
       cpu: place(cpu, 'cpuacct.usage', 'cpu.stat'),
     },
     writes({ memoryBytes, pids: most }) {
+      // The kernel is asked for what it has only once: most tasks have the same limits.
+      const key = `${memoryBytes} ${most}`;
+      const found = known.get(key);
+      if (found !== undefined) return found;
       const limits = { memoryBytes, memorySwapBytes: memoryBytes, pids: most };
-      return dirs.flatMap((dir) =>
+      const writes = dirs.flatMap((dir) =>
         limitWritesIn(hierarchies[dir]!, ['memory', 'pids'], limits, undefined, true).map(
           ([file, value]): GroupFileWrite => [dir, file, value],
         ),
       );
+      if (known.size < MOST_KNOWN) known.set(key, writes);
+      return writes;
     },
   };
 }

@@ -9,7 +9,7 @@ import { type OciSpec, ociSpec } from '../backend/oci-spec.ts';
 import { defaultSeccompProfile } from '../backend/seccomp-profile.ts';
 import type { ContainerGroups } from './container-groups.ts';
 import type { ContainerSpec, PoolEnvironment, PoolOptions } from './pool-spec.ts';
-import { DEFAULT_LIMITS, PRIVATE_FOLDERS, TASK_HOME } from './task.ts';
+import { checkedTaskLimits, DEFAULT_LIMITS, PRIVATE_FOLDERS, TASK_HOME } from './task.ts';
 import type { TaskPlan } from './task-wire.ts';
 
 const TASK_ID = 1000;
@@ -52,7 +52,11 @@ export function taskOci(spec: LaunchSpec): OciSpec {
 
 const inProc = (path: string) => path.startsWith('/proc/');
 
-export async function taskPlan({ environment, options }: ContainerSpec, groups: ContainerGroups): Promise<TaskPlan> {
+export async function taskPlan(
+  { environment, options }: ContainerSpec,
+  groups: ContainerGroups,
+  gpuEnv: readonly string[],
+): Promise<TaskPlan> {
   const { maskedPaths, readonlyPaths } = ociSpec({
     id: 'x',
     folder: '/',
@@ -74,17 +78,30 @@ export async function taskPlan({ environment, options }: ContainerSpec, groups: 
     masked: maskedPaths.filter(inProc),
     readOnly: readonlyPaths.filter(inProc),
     groups: groups.plan,
+    usual: usualWrites(options, groups),
     seccomp: compiledFilter(defaultSeccompProfile()),
-    zygote: python === undefined ? undefined : zygote(options, await imageEnvironment(environment)),
+    zygote: python === undefined ? undefined : zygote(options, await imageEnvironment(environment), gpuEnv),
   };
 }
 
-function zygote({ python, env = [] }: PoolOptions, image: readonly string[]): NonNullable<TaskPlan['zygote']> {
+/** With less an interpreter that waits might not fit: then each task's limits are written when it comes. */
+const USUAL_LEAST_BYTES = 64 * 2 ** 20;
+
+function usualWrites({ defaults, most }: PoolOptions, groups: ContainerGroups): TaskPlan['usual'] {
+  const limits = checkedTaskLimits({}, defaults, most);
+  return limits.memoryBytes < USUAL_LEAST_BYTES ? [] : groups.writes(limits);
+}
+
+function zygote(
+  { python, env = [] }: PoolOptions,
+  image: readonly string[],
+  gpuEnv: readonly string[],
+): NonNullable<TaskPlan['zygote']> {
   const program = readFileSync(join(projectRoot(), 'runtime/fncall/zygote.py'), 'utf8');
   const setup = { imports: python?.imports ?? [], namespaces: Number(NAMESPACES) };
   return {
     args: [python?.program ?? 'python3', '-c', program],
-    env: taskEnvironment(image, env),
+    env: taskEnvironment(gpuEnv, image, env),
     setup: JSON.stringify(setup),
   };
 }

@@ -8,6 +8,7 @@ import { type AgentBinary, findAgent } from '../backend/agent-binary.ts';
 import { fail } from '../errors.ts';
 import { type RuntimeFolders, runtimeFolders } from '../sandbox/state-folders.ts';
 import { imageEnvironment } from './container-plan.ts';
+import { checkGpuRequest, type GpuSource, NodeGpus } from './gpu/node-gpus.ts';
 import { Pool, type PoolShare, type PoolState } from './pool.ts';
 import type { PoolContainer, RawResult } from './pool-container.ts';
 import { environmentKey, type PoolEnvironment, type PoolOptions } from './pool-spec.ts';
@@ -21,6 +22,8 @@ export interface FnCallOptions {
   /** Pools that nobody named, and their containers together (default: 32, and 32 or four for each processor). */
   readonly mostImplicit?: number;
   readonly mostImplicitContainers?: number;
+  /** In place of this machine's. */
+  readonly gpus?: GpuSource;
 }
 
 export interface PoolView extends PoolState {
@@ -52,8 +55,11 @@ export class FnCallNode {
   private readonly implicit = new Map<string, Pool>();
   private readonly imageEnvs = new WeakMap<Pool, Promise<readonly string[]>>();
   private readonly sweep: NodeJS.Timeout;
+  private readonly gpus: NodeGpus;
 
-  constructor({ folders, note = () => {}, mostImplicit, mostImplicitContainers }: FnCallOptions = {}) {
+  constructor({ folders, note = () => {}, mostImplicit, mostImplicitContainers, gpus }: FnCallOptions = {}) {
+    this.gpus = new NodeGpus(gpus);
+    this.gpus.spare = () => void [...this.named.values()].find((pool) => pool.spec.options.gpu && pool.spare());
     this.mostImplicit = mostImplicit ?? MOST_IMPLICIT;
     this.mostContainers = mostImplicitContainers ?? MOST_IMPLICIT_CONTAINERS;
     this.folders = runtimeFolders(folders);
@@ -62,13 +68,17 @@ export class FnCallNode {
     this.sweep.unref();
   }
 
-  /** Makes it, or puts it in place of one that is otherwise. @throws RUNTIME_FNCALL_POOL_OPTION, RUNTIME_FNCALL_UNAVAILABLE */
+  /** Makes it, or puts it in place of one that is otherwise. @throws RUNTIME_FNCALL_POOL_OPTION, RUNTIME_FNCALL_UNAVAILABLE, RUNTIME_GPU, RUNTIME_GPU_NONE */
   async definePool(name: string, environment: PoolEnvironment, options: PoolOptions = {}): Promise<Pool> {
     if (!/^[a-z0-9][a-z0-9_.-]{0,62}$/.test(name)) {
       throw fail('RUNTIME_FNCALL_POOL_OPTION', {
         option: 'name',
         problem: `${JSON.stringify(name)}: small letters, digits, . _ and -`,
       });
+    }
+    if (options.gpu !== undefined) {
+      checkGpuRequest(options.gpu);
+      await this.gpus.check(options.gpu);
     }
     const before = this.named.get(name);
     if (before !== undefined && keyOf(before) === environmentKey(environment, options)) return before;
@@ -229,7 +239,8 @@ export class FnCallNode {
   }
 
   private make(name: string, environment: PoolEnvironment, options: PoolOptions, share?: PoolShare): Pool {
-    return new Pool(name, { environment, options, folders: this.folders, agent: usableAgent() }, this.note, share);
+    const { folders, gpus } = this;
+    return new Pool(name, { environment, options, folders, gpus, agent: usableAgent() }, this.note, share);
   }
 
   private dropUnused(): void {

@@ -21,6 +21,8 @@ export type LanguageTable = Readonly<Record<string, Language>>;
 export const LANGUAGES: LanguageTable = {
   bash: { file: 'main.sh', run: ['bash', '{file}'] },
   c: { file: 'main.c', compile: ['gcc', '-O2', '-std=gnu11', '-o', 'main', '{file}', '-lm'], run: ['./main'] },
+  // A program of the image, in `args` with its arguments; no code, no shell.
+  command: { file: '.command', run: [] },
   cpp: { file: 'main.cpp', compile: ['g++', '-O2', '-std=gnu++17', '-o', 'main', '{file}'], run: ['./main'] },
   cuda: { file: 'main.cu', compile: ['nvcc', '-O2', '-o', 'main', '{file}'], run: ['./main'] },
   go: {

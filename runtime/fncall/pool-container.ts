@@ -32,6 +32,8 @@ import { lockName } from '../sandbox/sandboxes.ts';
 import { type SandboxFolders, sandboxFolders } from '../sandbox/state-folders.ts';
 import { type ContainerGroups, containerGroups, giveGroups } from './container-groups.ts';
 import { taskOci, taskPlan } from './container-plan.ts';
+import { GPU_LIBRARIES } from './gpu/gpu-devices.ts';
+import type { HeldGpu } from './gpu/node-gpus.ts';
 import type { ContainerSpec, PoolEnvironment } from './pool-spec.ts';
 import { PRIVATE_FOLDERS, type TaskFile } from './task.ts';
 import {
@@ -59,14 +61,25 @@ export interface RawResult {
   readonly fetchProblem: string;
 }
 
-/** @throws RUNTIME_FNCALL_CONTAINER, RUNTIME_*, MOUNT_*, STORE_* */
-export function startContainer(spec: ContainerSpec): Promise<PoolContainer> {
-  return withOrWithoutIds(spec.folders, spec.options.userns, (userns) =>
-    begin({ ...spec, options: { ...spec.options, userns } }),
-  );
+/** `isUrgent`: whether calls wait for it. @throws RUNTIME_FNCALL_CONTAINER, RUNTIME_GPU*, RUNTIME_*, MOUNT_*, STORE_*, the signal's reason */
+export async function startContainer(
+  spec: ContainerSpec,
+  isUrgent: () => boolean,
+  signal: AbortSignal,
+): Promise<PoolContainer> {
+  const { gpu: wanted } = spec.options;
+  const gpu = wanted === undefined ? undefined : await spec.gpus?.take(wanted, isUrgent, signal);
+  try {
+    return await withOrWithoutIds(spec.folders, spec.options.userns, (userns) =>
+      begin({ ...spec, options: { ...spec.options, userns } }, gpu),
+    );
+  } catch (error) {
+    gpu?.release();
+    throw error;
+  }
 }
 
-async function begin(spec: ContainerSpec): Promise<PoolContainer> {
+async function begin(spec: ContainerSpec, gpu: HeldGpu | undefined): Promise<PoolContainer> {
   const { environment, options, folders } = spec;
   const name = `fncall-${randomSandboxName().slice(-8)}`;
   const places = sandboxFolders(folders, name);
@@ -96,11 +109,12 @@ async function begin(spec: ContainerSpec): Promise<PoolContainer> {
     record = recordOf(name, environment, idBase);
     writeRecord(places.record, record, false);
     mkdirSync(places.root, { mode: 0o755 });
-    const groups = containerGroups(record.id, options);
+    const groups = containerGroups(record.id, options, gpu?.devices);
     child = new Launcher(spec.agent);
-    await launch(spec, record, places, groups, child);
-    const container = new PoolContainer(name, groups, child, end);
-    child.socket.write(frameBytes(TASK_FRAME.configure, 0, configureBytes(await taskPlan(spec, groups))));
+    await launch(spec, record, places, groups, child, gpu);
+    const container = new PoolContainer(name, groups, child, end, gpu);
+    const plan = await taskPlan(spec, groups, container.gpuEnv);
+    child.socket.write(frameBytes(TASK_FRAME.configure, 0, configureBytes(plan)));
     await within(container.ready(), FIRST_READY_MS, `it was not ready after ${FIRST_READY_MS / 1000} s`);
     return container;
   } catch (error) {
@@ -139,6 +153,7 @@ async function launch(
   places: SandboxFolders,
   groups: ContainerGroups,
   child: Launcher,
+  { devices = [], libraries = [] }: Partial<HeldGpu> = {},
 ): Promise<void> {
   const { store, base, workspace, toolkits = [] } = environment;
   const { runDir, cacheDir } = folders;
@@ -153,6 +168,10 @@ async function launch(
   asItsRoot(idBase, () => {
     makeMountPoints(target, missingMountPoints(target, points));
     for (const { path } of PRIVATE_FOLDERS) if (!path.startsWith('/dev/')) makeDirectoryInRoot(target, path);
+    if (libraries.length === 0) return;
+    makeDirectoryInRoot(target, GPU_LIBRARIES);
+    const files = libraries.map((one) => ({ path: one.target, kind: 'file' as const }));
+    makeMountPoints(target, missingMountPoints(target, files));
   });
   const spec: LaunchSpec = {
     id,
@@ -161,7 +180,8 @@ async function launch(
     folder: places.bundle,
     root: target,
     hostname: name,
-    binds: [],
+    binds: libraries.map((one) => ({ ...one, exec: true })),
+    devices,
     process: { args: ['dsec-agent'], env: [], cwd: '/', uid: 0, gid: 0, additionalGids: [], terminal: false },
     stdio: 'inherit',
     firstProcess: 'agent',
@@ -224,8 +244,11 @@ interface Waiting {
 export class PoolContainer {
   readonly name: string;
   readonly groups: ContainerGroups;
+  /** `NAME=VALUE`: its graphics processor, and where the libraries for it are. */
+  readonly gpuEnv: readonly string[];
   /** How many it has done. */
   tasks = 0;
+  private readonly gpu: HeldGpu | undefined;
   private readonly launcher: Launcher;
   private readonly undo: () => Promise<void>;
   private waiting: Waiting | undefined;
@@ -235,7 +258,16 @@ export class PoolContainer {
   /** Told once, when no task can come any more. */
   onLost: () => void = () => {};
 
-  constructor(name: string, groups: ContainerGroups, launcher: Launcher, undo: () => Promise<void>) {
+  constructor(
+    name: string,
+    groups: ContainerGroups,
+    launcher: Launcher,
+    undo: () => Promise<void>,
+    gpu: HeldGpu | undefined,
+  ) {
+    this.gpu = gpu;
+    const libraries = (gpu?.libraries.length ?? 0) > 0 ? { LD_LIBRARY_PATH: GPU_LIBRARIES } : {};
+    this.gpuEnv = Object.entries({ ...gpu?.env, ...libraries }).map(([key, value]) => `${key}=${value}`);
     this.name = name;
     this.groups = groups;
     this.launcher = launcher;
@@ -282,6 +314,7 @@ export class PoolContainer {
     this.closing ??= (async () => {
       await this.launcher.close();
       this.lost('it was given up');
+      this.gpu?.release();
       await this.undo();
     })();
     return this.closing;

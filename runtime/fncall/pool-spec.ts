@@ -5,6 +5,8 @@ import type { AgentBinary } from '../backend/agent-binary.ts';
 import type { UsernsMode } from '../backend/user-namespace.ts';
 import { fail } from '../errors.ts';
 import type { RuntimeFolders } from '../sandbox/state-folders.ts';
+import type { GpuRequest } from './gpu/gpu-scheduler.ts';
+import { checkGpuRequest, type NodeGpus } from './gpu/node-gpus.ts';
 import type { Language, LanguageTable } from './languages.ts';
 import { checkedTaskLimits, type TaskLimits } from './task.ts';
 
@@ -41,6 +43,8 @@ export interface PoolOptions {
   readonly defaults?: TaskLimits;
   /** No task may have more. */
   readonly most?: TaskLimits;
+  /** Of this machine: each container has one, from its start to its end. */
+  readonly gpu?: GpuRequest;
   /** Processors of one container. */
   readonly cpus?: number;
   readonly userns?: UsernsMode;
@@ -51,6 +55,7 @@ export interface ContainerSpec {
   readonly options: PoolOptions;
   readonly folders: RuntimeFolders;
   readonly agent: AgentBinary;
+  readonly gpus?: NodeGpus;
 }
 
 export interface PoolSettings {
@@ -102,6 +107,7 @@ export function poolSettings(options: PoolOptions): PoolSettings {
     });
   }
   checkedTaskLimits(options.defaults, {}, options.most);
+  if (options.gpu !== undefined) checkGpuRequest(options.gpu);
   for (const [name, row] of Object.entries(options.table ?? {})) checkRow(name, row);
   return made;
 }

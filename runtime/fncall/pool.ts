@@ -67,6 +67,7 @@ export class Pool {
   private readonly sweep: NodeJS.Timeout;
   private readonly cleaning = new Set<PoolContainer>();
   private readonly share: PoolShare | undefined;
+  private readonly stop = new AbortController();
   private draining = false;
   private pausedUntil = 0;
   private closed = false;
@@ -141,7 +142,6 @@ export class Pool {
     this.usedAt = Date.now();
     const container = await this.take(signal);
     const takenAt = performance.now();
-    this.busy.add(container);
     this.tasks++;
     try {
       return await work(container, takenAt - calledAt);
@@ -158,7 +158,11 @@ export class Pool {
     if (this.closed) throw fail('RUNTIME_FNCALL_NO_POOL', { pool: this.name });
     // The one that was used last: its pages are warm, and the others may go when there is little to do.
     const found = this.ready.pop();
-    if (found !== undefined) return found.container;
+    if (found !== undefined) {
+      // At once: who calls in the same moment must not count it as room.
+      this.busy.add(found.container);
+      return found.container;
+    }
     const { queue, queueMs } = this.settings;
     // Those that a start is under way for are no queue yet.
     if (this.queue.length >= queue + this.room()) {
@@ -175,8 +179,9 @@ export class Pool {
       const waiting: Waiting = {
         since: performance.now(),
         timer: setTimeout(() => waiting.refuse(this.busyError(`no container was free for ${queueMs} ms`)), queueMs),
-        give(container) {
+        give: (container) => {
           leave();
+          this.busy.add(container);
           resolve(container);
         },
         refuse(error) {
@@ -188,6 +193,8 @@ export class Pool {
       this.queue.push(waiting);
       if (signal?.aborted === true) return aborted();
       this.grow();
+      // A start may wait for a graphics processor that another pool has for nothing.
+      this.spec.gpus?.makeRoom();
     });
   }
 
@@ -240,12 +247,17 @@ export class Pool {
     container.onLost = () => this.lostReady(container);
     const next = this.queue.shift();
     if (next !== undefined) next.give(container);
-    else if (this.draining) this.giveUp(container);
+    else if (this.draining || this.isWantedElsewhere) this.giveUp(container);
     else {
       this.ready.push({ container, since: Date.now() });
       // Another pool may have waited for its place.
       this.share?.freed();
     }
+  }
+
+  /** Calls of another pool wait for what its containers have. */
+  private get isWantedElsewhere(): boolean {
+    return this.spec.options.gpu !== undefined && this.spec.gpus?.isWanted === true;
   }
 
   /** While somebody has it, that one tells. */
@@ -287,7 +299,7 @@ export class Pool {
   }
 
   private start(): void {
-    const start = startContainer(this.spec)
+    const start = startContainer(this.spec, () => this.queue.length > 0, this.stop.signal)
       .then(
         (container) => {
           this.problem = undefined;
@@ -305,6 +317,7 @@ export class Pool {
   }
 
   private couldNotStart(error: unknown): void {
+    if (this.closed) return;
     this.problem = messageOf(error);
     this.note(`pool ${this.name}: ${this.problem}`);
     this.pausedUntil = Date.now() + START_PAUSE_MS;
@@ -332,6 +345,7 @@ export class Pool {
       while (!this.closed && !this.isIdle && Date.now() < deadline) await delay(20);
     }
     this.closed = true;
+    this.stop.abort(fail('RUNTIME_FNCALL_NO_POOL', { pool: this.name }));
     clearInterval(this.sweep);
     for (const one of [...this.queue]) one.refuse(fail('RUNTIME_FNCALL_NO_POOL', { pool: this.name }));
     for (const { container } of this.ready.splice(0)) this.giveUp(container);

@@ -44,7 +44,14 @@ export function prepareTask(task: FnCallTask, options: PoolOptions): PreparedTas
   const code = task.code === undefined ? [] : [{ path: inFolder(file), content: Buffer.from(task.code) }];
   const files = [...given, ...code];
   checkRoom(files, limits.diskBytes);
-  if (!files.some(({ path }) => path === inFolder(file))) {
+  const isCommand = language.run.length === 0;
+  if (isCommand && (task.args ?? []).length === 0) {
+    throw fail('RUNTIME_FNCALL_TASK', {
+      field: 'args',
+      problem: `there is no program among them, and ${name} has none`,
+    });
+  }
+  if (!isCommand && !files.some(({ path }) => path === inFolder(file))) {
     throw fail('RUNTIME_FNCALL_TASK', { field: 'code', problem: `there is none, and no file ${file} among its files` });
   }
   const [compile, run] = [language.compile, language.run].map((row) => row && argumentsFor(row, file));
@@ -62,7 +69,7 @@ export function prepareTask(task: FnCallTask, options: PoolOptions): PreparedTas
     hasCompiler: compile !== undefined,
     patienceMs: limits.compileMs + limits.wallMs + PATIENCE_MS,
     steps(container, imageEnv) {
-      const env = taskEnvironment(imageEnv, options.env ?? [], own);
+      const env = taskEnvironment(container.gpuEnv, imageEnv, options.env ?? [], own);
       const step = (
         args: readonly string[],
         wallMs: number,

@@ -37,6 +37,8 @@ export interface TaskPlan {
   readonly masked: readonly string[];
   readonly readOnly: readonly string[];
   readonly groups: GroupPlan;
+  /** Limits that a task's group has before a task comes: one that is to have these is told nothing more. */
+  readonly usual: readonly GroupFileWrite[];
   readonly seccomp: Buffer;
   readonly zygote?: { readonly args: readonly string[]; readonly env: readonly string[]; readonly setup: string };
 }
@@ -51,6 +53,7 @@ export function configureBytes(plan: TaskPlan): Buffer {
   for (const place of [plan.groups.peak, plan.groups.killed, plan.groups.cpu]) {
     out.u32(place?.[0] ?? 0).bytes(place?.[1] ?? '');
   }
+  putWrites(out, plan.usual);
   out.bytes(plan.seccomp);
   out.u8(plan.zygote === undefined ? 0 : 1);
   if (plan.zygote !== undefined) {
@@ -59,6 +62,10 @@ export function configureBytes(plan: TaskPlan): Buffer {
     out.bytes(plan.zygote.setup);
   }
   return out.done();
+}
+
+function putWrites(out: PayloadWriter, writes: readonly GroupFileWrite[]): void {
+  out.list(writes, ([dir, file, value]) => out.u32(dir).bytes(file).bytes(value));
 }
 
 export interface StepOrder {
@@ -96,7 +103,7 @@ export function taskBytes(task: TaskOrder): Buffer {
     out.u64(BigInt(step.wallMs) * 1000n).u64(BigInt(step.cpuMs) * 1000n);
     out.u64(BigInt(step.outputBytes)).u64(BigInt(step.writtenBytes));
     out.list(step.limits, ([resource, soft, hard]) => out.u32(resource).u64(soft).u64(hard));
-    out.list(step.writes, ([dir, file, value]) => out.u32(dir).bytes(file).bytes(value));
+    putWrites(out, step.writes);
   });
   out.bytes(task.cwd);
   out.list(task.fetch, (pattern) => out.bytes(pattern));

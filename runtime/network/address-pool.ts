@@ -66,6 +66,13 @@ export function sandboxAddresses(pool: NetworkPool, number: number): SandboxAddr
   };
 }
 
+/** Of all its addresses, as four bytes. */
+export function networkMask4({ ipv4 }: NetworkPool): Buffer {
+  const mask = Buffer.alloc(4);
+  mask.writeUInt32BE((0xffffffff << (128 - ipv4.bits)) >>> 0, 0);
+  return mask;
+}
+
 function at(range: AddressRange, offset: number): string {
   const bytes = Buffer.from(range.bytes);
   bytes.writeUInt32BE(bytes.readUInt32BE(12) + offset, 12);

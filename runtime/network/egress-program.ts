@@ -11,6 +11,7 @@
  * filter (host-filter.ts) drops those that belong to no connection that it knows.
  */
 import { BpfAssembler, FRAME, HELPER, reg } from './bpf-assembler.ts';
+import { type AnswerPlaces, answerArp, answerDhcp, takeDhcp } from './guest-answers.ts';
 import { ANY_PROTOCOL, ENTRY_BYTES, FLAG_DENIES, MAX_ENTRIES } from './rule-table.ts';
 
 /** What is on record of a link in the kernel. Addresses are sixteen bytes; the two of the gateway are the resolver's. */
@@ -30,7 +31,9 @@ export const STATE = {
   toldUntil: 112,
   /** When the resolver may be asked next (GCRA). */
   askedUntil: 120,
-  sizeBytes: 128,
+  /** Of its network, for a guest that has to ask for its address; 0: nobody asks here, and nobody is answered. */
+  mask4: 128,
+  sizeBytes: 136,
 } as const;
 
 /** What is told of a denied packet. `prefix` and `destination` are the key of the tables too. */
@@ -121,6 +124,8 @@ export function egressProgram(maps: ProgramMaps): Buffer {
   rules(a, maps);
   notThisMachine(a);
   verdicts(a, maps);
+  answerArp(a, ANSWERS(a));
+  answerDhcp(a, ANSWERS(a));
   return a.build();
 }
 
@@ -158,8 +163,8 @@ function begin(a: BpfAssembler, maps: ProgramMaps): void {
   a.load(4, 1, STATE_OF, STATE.number).store(4, FRAME, AT('sandbox'), reg(1));
   a.load(4, 1, PACKET, SKB.protocol).swap(16, 1).store(2, FRAME, AT('etherType'), reg(1));
   a.load(4, 2, PACKET, SKB.vlan).jumpIf('ne', 2, 0, 'not ip');
-  // Somebody who asks for our hardware address has changed what we had set; it is no attempt at anything.
-  a.jumpIf('eq', 1, IPV4, 'ipv4').jumpIf('eq', 1, IPV6, 'ipv6').jumpIf('eq', 1, 0x0806, 'quiet').jump('not ip');
+  // Where we have told it our hardware address, who asks for that has changed it; it is no attempt at anything.
+  a.jumpIf('eq', 1, IPV4, 'ipv4').jumpIf('eq', 1, IPV6, 'ipv6').jumpIf('eq', 1, 0x0806, 'arp').jump('not ip');
 }
 
 function internet4(a: BpfAssembler): void {
@@ -174,6 +179,7 @@ function internet4(a: BpfAssembler): void {
   a.load(2, 1, FRAME, HEADER + 6)
     .swap(16, 1)
     .jumpIf('set', 1, 0x3fff, 'fragment');
+  takeDhcp(a, ANSWERS(a));
   jumpIfSame(a, AT('source'), STATE.own4, 'own ipv4');
   a.jump('spoofed source').label('own ipv4').move(TRANSPORT, 34).jump('transport');
 }
@@ -389,5 +395,20 @@ function reset(a: BpfAssembler): void {
 function sendBack(a: BpfAssembler, bytes: number): void {
   a.move(1, reg(PACKET)).move(2, bytes).move(3, 0).call(HELPER.changeTail).jumpIf('ne', 0, 0, 'dropped');
   a.move(1, reg(PACKET)).move(2, 0).stack(3, RESET).move(4, bytes).move(5, 0).call(HELPER.storeBytes);
-  a.jumpIf('ne', 0, 0, 'dropped').load(4, 1, FRAME, AT('link')).move(2, 0).call(HELPER.redirect).return();
+  a.jumpIf('ne', 0, 0, 'dropped');
+  redirect(a);
 }
+
+function redirect(a: BpfAssembler): void {
+  a.load(4, 1, FRAME, AT('link')).move(2, 0).call(HELPER.redirect).return();
+}
+
+const ANSWERS = (a: BpfAssembler): AnswerPlaces => ({
+  ...STATE,
+  packet: PACKET,
+  state: STATE_OF,
+  header: HEADER,
+  answer: RESET,
+  load: (from, to, bytes) => loadPacket(a, from, to, bytes),
+  redirect: () => redirect(a),
+});

@@ -12,7 +12,14 @@ import { networkNamespaceOf } from '#linux';
 import { fail } from '../errors.ts';
 import type { AddressRange } from './address.ts';
 import { addressBytes } from './address.ts';
-import { freeNumber, LINK_PREFIX, type NetworkPool, networkPool, sandboxAddresses } from './address-pool.ts';
+import {
+  freeNumber,
+  LINK_PREFIX,
+  type NetworkPool,
+  networkMask4,
+  networkPool,
+  sandboxAddresses,
+} from './address-pool.ts';
 import { closedRanges } from './closed-ranges.ts';
 import { type DeniedAttempt, DeniedLog } from './denied-log.ts';
 import type { DeniedPacket } from './denied-packet.ts';
@@ -26,12 +33,14 @@ import type { UpstreamServer } from './resolver/upstream-servers.ts';
 import {
   guardLink,
   guestMessages,
+  isTapOf,
   linksNamed,
   makeSandboxLink,
   makeSandboxTap,
   namespaceCookie,
   removeSandboxLink,
   sandboxLink,
+  tapOwner,
 } from './sandbox-link.ts';
 import { SandboxPolicy } from './sandbox-policy.ts';
 import { readServiceTable } from './service-table.ts';
@@ -140,9 +149,13 @@ export class NodeNetwork implements OpenedAddresses {
 
   /**
    * Gives a sandbox that is a virtual machine its link, a tap, before the machine runs or while it does. What is told to its kernel is the answer.
+   * @param options.asks Nobody tells it: its guest asks the link itself (guest-answers.ts).
    * @throws RUNTIME_NETWORK
    */
-  async connectTap({ id, name, network }: NetworkedSandbox): Promise<ConnectedTap> {
+  async connectTap(
+    { id, name, network }: NetworkedSandbox,
+    { asks = false }: { readonly asks?: boolean } = {},
+  ): Promise<ConnectedTap> {
     const connecting = (async () => {
       const machine = await this.ready();
       const attached = this.byId.get(id) ?? (await this.takeUp({ id, name, network }, machine));
@@ -150,8 +163,9 @@ export class NodeNetwork implements OpenedAddresses {
       const { number } = attached;
       const mine = sandboxAddresses(this.pool, number);
       const { gateway4, gateway6 } = this.pool;
-      attached.link = await makeSandboxTap(mine, this.owner, (link) => {
-        machine.filter.addLink(link, { number, ipv4: mine.ipv4, ipv6: mine.ipv6, gateway4, gateway6 });
+      const mask4 = asks ? networkMask4(this.pool) : undefined;
+      attached.link = await makeSandboxTap(mine, tapOwner(this.options.runDir, id), (link) => {
+        machine.filter.addLink(link, { number, ipv4: mine.ipv4, ipv6: mine.ipv6, gateway4, gateway6, mask4 });
         attached.link = link;
         failPoint('network-linked');
         return machine.filter.program;
@@ -258,7 +272,7 @@ export class NodeNetwork implements OpenedAddresses {
 
   private async sweepAll(): Promise<void> {
     const { runDir } = this.options;
-    const mine = linksNamed(LINK_PREFIX).filter(({ owner }) => owner === this.owner);
+    const mine = linksNamed(LINK_PREFIX).filter(({ owner }) => this.isOurs(owner));
     for (const { name } of mine) if (!this.byNumber.has(numberIn(name))) removeSandboxLink(name);
     if (this.opening === undefined && !hasMachineNetwork(runDir)) return;
     if (this.byNumber.size === 0 && this.opening === undefined)
@@ -285,7 +299,7 @@ export class NodeNetwork implements OpenedAddresses {
     machine.close();
     this.machine = undefined;
     if (this.byNumber.size > 0) return;
-    for (const { name, owner } of linksNamed(LINK_PREFIX)) if (owner === this.owner) removeSandboxLink(name);
+    for (const { name, owner } of linksNamed(LINK_PREFIX)) if (this.isOurs(owner)) removeSandboxLink(name);
     await machine.remove();
   }
 
@@ -319,6 +333,10 @@ export class NodeNetwork implements OpenedAddresses {
   /** Links of ours are told from those of others by it. */
   private get owner(): string {
     return `dsec ${this.options.runDir}`;
+  }
+
+  private isOurs(owner: string): boolean {
+    return owner === this.owner || isTapOf(this.options.runDir, owner);
   }
 
   private ready(): Promise<MachineNetwork> {

@@ -31,6 +31,8 @@ export interface LinkState {
   readonly ipv6: string;
   readonly gateway4: string;
   readonly gateway6: string;
+  /** Of its network: its guest asks for its address, and for the gateway's. */
+  readonly mask4?: Buffer;
 }
 
 export interface LinkCounters {
@@ -111,7 +113,7 @@ export class PacketFilter {
   }
 
   /** Counters start at 0, unless it is known already. */
-  addLink(link: number, { number, ipv4, ipv6, gateway4, gateway6 }: LinkState): void {
+  addLink(link: number, { number, ipv4, ipv6, gateway4, gateway6, mask4 }: LinkState): void {
     if (bpf.lookUp(this.maps.links, u32(link), STATE.sizeBytes) !== undefined) return;
     const state = Buffer.alloc(STATE.sizeBytes);
     addressBytes(ipv4)!.copy(state, STATE.own4);
@@ -119,6 +121,7 @@ export class PacketFilter {
     addressBytes(gateway4)!.copy(state, STATE.gateway4);
     addressBytes(gateway6)!.copy(state, STATE.gateway6);
     state.writeUInt32LE(number, STATE.number);
+    mask4?.copy(state, STATE.mask4);
     bpf.updateMap(this.maps.links, u32(link), state);
   }
 

@@ -91,10 +91,12 @@ export async function makeSandboxTap(
   owner: string,
   guard: (link: number) => number,
 ): Promise<number> {
-  // One that a machine has at its other end is not to be had again.
-  if (sandboxLink(mine.link) === undefined) makeTap(mine.link);
   const outside = new NetlinkSocket();
   try {
+    // One that a machine has at its other end is not to be had again. A new one says whose it is before it stays: it is removed by that.
+    if (sandboxLink(mine.link) === undefined) {
+      makeTap(mine.link, () => outside.send([ownedBy(numberOf(mine.link), owner)]));
+    }
     const link = numberOf(mine.link);
     const program = guard(link);
     await outside.sendInPool([
@@ -111,9 +113,25 @@ export async function makeSandboxTap(
   }
 }
 
-/** Of the sandbox with that number. One that has gone is no error. */
-export function removeTapOf(number: number): void {
-  removeSandboxLink(`${LINK_PREFIX}${number}`);
+/** As a tap says whose it is: of which sandbox, of which node. */
+export function tapOwner(runDir: string, id: string): string {
+  return `${TAP_OF}${id} ${runDir}`;
+}
+
+export function isTapOf(runDir: string, owner: string): boolean {
+  return owner.startsWith(TAP_OF) && owner.slice(owner.indexOf(' ', TAP_OF.length) + 1) === runDir;
+}
+
+const TAP_OF = 'dsec-tap ';
+
+/** The one that it had with that number. One that has gone is no error, and one that another sandbox has by now stays. */
+export function removeTapOf(number: number, id: string, runDir: string): void {
+  const name = `${LINK_PREFIX}${number}`;
+  const owner = tapOwner(runDir, id);
+  const mine = linksNamed(name).find((found) => found.name === name && found.owner === owner);
+  if (mine === undefined) return;
+  const payload = linkMessage(mine.link, 0, []);
+  withSocket((socket) => socket.send([{ what: name, type: RTM.deleteLink, payload, ignore: [ENODEV] }]));
 }
 
 /** Numbers of its links in a guest that has just come to life. */

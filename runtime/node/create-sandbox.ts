@@ -9,6 +9,7 @@ import { type BlobStore, blobFilesFor, type Image, mountImage, type OciConfig, r
 import { processIdentity } from '#linux';
 import type { OpenStoreLayer } from '#ublk-daemon';
 import type { KeeperChannel } from '../aether/keeper-channel.ts';
+import type { DeviceNode } from '../backend/device-rules.ts';
 import { MOUNT_POINTS } from '../backend/oci-spec.ts';
 import { OWN_BACKEND } from '../backend/own-backend.ts';
 import { sandboxCgroups } from '../backend/sandbox-cgroups.ts';
@@ -54,6 +55,8 @@ export interface CreateOptions extends AllLimits {
   readonly requestId?: string;
   /** Kept with it, for whoever made it; means nothing here. */
   readonly tag?: SandboxTag;
+  /** Of this machine, in its /dev: of a container by our own launcher. */
+  readonly devices?: readonly DeviceNode[];
   /** `NAME=VALUE`: what commands have unless they say otherwise. */
   readonly env?: readonly string[];
   readonly user?: string;
@@ -84,6 +87,8 @@ export interface CreateOptions extends AllLimits {
   readonly dockerDiskBytes?: number;
   /** Of the backend `vm`. */
   readonly machine?: MachineWish;
+  /** Of the backend `vm`: it begins with a copy of this disk, which lies on that of its image (FullVmSandbox.copyDisk). */
+  readonly machineDisk?: string;
   /** Reads layers of a disk image, verified. */
   readonly openStoreLayer?: OpenStoreLayer;
 }
@@ -169,7 +174,9 @@ export async function launchResident(
   const layers = composeLayers(options);
   const { resident, limits = {} } = record;
   await makeDisk(record.disk, places, limits);
-  const groups = sandboxCgroups(record.id, undefined, { limits, device: sandboxDevice(limits, places), agent: true });
+  const { devices } = options;
+  const device = sandboxDevice(limits, places);
+  const groups = sandboxCgroups(record.id, undefined, { limits, device, devices, agent: true });
   const { idBase } = record;
   const network = record.network?.mode === 'host' ? 'host' : 'none';
   const spec = { id: record.id, network, idBase } as const;
@@ -204,6 +211,7 @@ export async function launchResident(
       root: target,
       hostname: record.name,
       binds: shown.binds(),
+      devices,
       process: { args: ['dsec-agent'], env: [], cwd: '/', uid: 0, gid: 0, additionalGids: [], terminal: false },
       stdio: 'inherit',
       firstProcess: 'agent',

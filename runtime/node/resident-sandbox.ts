@@ -10,6 +10,7 @@ import { fail } from '../errors.ts';
 import { accountsState } from '../sandbox/accounts-state.ts';
 import { dismantle } from '../sandbox/end-sandbox.ts';
 import type { ResidentFacts } from '../sandbox/sandbox-record.ts';
+import { featuresOf } from '../sandbox-api/backend-table.ts';
 import type { Capability } from '../sandbox-api/capabilities.ts';
 import type { AllLimits, LimitChanges } from '../sandbox-api/limits.ts';
 import type { PauseReport, SandboxEnd } from '../sandbox-api/sandbox.ts';
@@ -22,24 +23,7 @@ import { startFailure } from './resident-launch.ts';
 import { ResidentLimits } from './resident-limits.ts';
 import { applyClass } from './service-class.ts';
 
-export const OWN_FEATURES: ReadonlySet<Capability> = new Set<Capability>([
-  'resident',
-  'terminal',
-  'sessions',
-  'files',
-  'ports',
-  'pause',
-  'fork',
-  'classes',
-  'cpu-limit',
-  'memory-limit',
-  'pids-limit',
-  'io-limit',
-  'disk-limit',
-  'update',
-  'usage',
-  'network-policy',
-]);
+export const OWN_FEATURES: ReadonlySet<Capability> = featuresOf('container');
 
 /** Status of an agent whose time was up (runtime/agent/src/aether.rs). */
 export const LIFETIME_OVER = 99;

@@ -26,14 +26,15 @@ import {
 } from '../sandbox/sandbox-record.ts';
 import { listSandboxes, reclaimSandboxes, removeSandbox } from '../sandbox/sandboxes.ts';
 import { type RuntimeFolders, runtimeFolders, type SandboxFolders, sandboxFolders } from '../sandbox/state-folders.ts';
+import { BACKENDS, featuresOf } from '../sandbox-api/backend-table.ts';
 import { type Capability, needs } from '../sandbox-api/capabilities.ts';
 import { capabilitiesFor } from '../sandbox-api/limits.ts';
 import { beginMachine, machineRecord } from '../vm/full/create-machine.ts';
-import { FULL_VM, FULL_VM_FEATURES, FullVmSandbox } from '../vm/full/full-vm-sandbox.ts';
+import { FULL_VM, FullVmSandbox } from '../vm/full/full-vm-sandbox.ts';
 import { openQemuDriver } from '../vm/qemu/qemu-driver.ts';
 import { MICROVM } from '../vm/vm-backend.ts';
 import { findVm, launchVm } from '../vm/vm-node.ts';
-import { MICROVM_FEATURES } from '../vm/vm-sandbox.ts';
+import { WarmPool } from '../vm/warm-pool/warm-pool.ts';
 import { type AgentSandboxParts, endNow } from './agent-sandbox.ts';
 import {
   type CreateOptions,
@@ -51,6 +52,8 @@ export interface NodeOptions {
   readonly spoolLimits?: SpoolLimits;
   readonly onNote?: (text: string) => void;
   readonly network?: Pick<NodeNetworkOptions, 'upstreams'>;
+  /** Virtual machines begin from templates, where their shape is asked for again and again. */
+  readonly vmPool?: boolean;
 }
 
 /** More of them than this, and those of sandboxes that were removed are looked for. */
@@ -59,10 +62,9 @@ const SETTLE_MS = 1_000;
 /** Where sandboxes live unless something else is asked for. */
 const CONTAINER = 'container';
 const NO_FEATURES: ReadonlySet<Capability> = new Set();
-const FEATURES_OF: ReadonlyMap<string, ReadonlySet<Capability>> = new Map([
-  [MICROVM, MICROVM_FEATURES],
-  [FULL_VM, FULL_VM_FEATURES],
-]);
+const FEATURES_OF: ReadonlyMap<string, ReadonlySet<Capability>> = new Map(
+  BACKENDS.map((backend) => [backend, featuresOf(backend)]),
+);
 
 export function keeperSocket(runDir: string): string {
   return join(runDir, 'keeper.sock');
@@ -72,6 +74,7 @@ export class SandboxNode {
   private readonly options: NodeOptions;
   private readonly folders: RuntimeFolders;
   private readonly network: NodeNetwork;
+  private readonly pool: WarmPool | undefined;
   private keeper: KeeperChannel | undefined;
   private opening: Promise<KeeperChannel> | undefined;
   private readonly running = new Map<string, NodeSandbox>();
@@ -88,6 +91,7 @@ export class SandboxNode {
     this.folders = folders;
     const logOf = (name: string) => join(sandboxFolders(folders, name).folder, 'denied.jsonl');
     this.network = new NodeNetwork({ runDir: folders.runDir, logOf, onNote: options.onNote, ...options.network });
+    this.pool = options.vmPool === true ? new WarmPool({ ...folders, onNote: options.onNote }) : undefined;
   }
 
   /** Takes over what a process before this one had. @throws RUNTIME_NEEDS_ROOT, RUNTIME_KEEPER_GONE, RUNTIME_AGENT_PROTOCOL */
@@ -167,6 +171,7 @@ export class SandboxNode {
   async close(): Promise<void> {
     this.closing = true;
     await Promise.all([...this.running.values()].map((sandbox) => sandbox.leave()));
+    await this.pool?.close();
     this.keeper?.close();
     await this.network.close();
   }
@@ -274,7 +279,7 @@ export class SandboxNode {
     const { folders } = this;
     const agent = this.options.agent.path;
     if (record.vm !== undefined) {
-      const vm = await launchVm(this.partsOf(record), options, agent, () => keeper.forget(keptId));
+      const vm = await launchVm(this.partsOf(record), options, agent, () => keeper.forget(keptId), this.pool);
       this.running.set(record.name, vm);
       return vm;
     }
@@ -410,16 +415,25 @@ export class SandboxNode {
 
 /** @throws RUNTIME_UNSUPPORTED, RUNTIME_NO_OCI_RUNTIME */
 function refuseUnsupported(options: CreateOptions): void {
-  const { backend: kind = CONTAINER, runtime = OWN_BACKEND, network } = options;
+  const { backend: kind = CONTAINER, runtime = OWN_BACKEND } = options;
   const isKnown = RUNTIME_NAMES.some((name) => name === runtime);
   const ofContainer = { name: runtime, features: isKnown ? OWN_FEATURES : NO_FEATURES };
   const ofOthers = { name: kind, features: FEATURES_OF.get(kind) ?? NO_FEATURES };
   const backend = kind === CONTAINER ? ofContainer : ofOthers;
   if (kind === CONTAINER && isKnown && runtime !== OWN_BACKEND) findOciRuntime(runtime);
-  for (const capability of ['resident' as const, ...capabilitiesFor(options)]) needs(backend, capability);
-  if (kind !== CONTAINER && network?.mode === 'host') {
-    throw fail('RUNTIME_UNSUPPORTED', { backend: kind, capability: 'the network of the machine' });
+  for (const capability of ['resident' as const, ...capabilitiesFor(options), ...wantedBy(options)]) {
+    needs(backend, capability);
   }
+}
+
+/** Beside limits. */
+function wantedBy({ workspace, toolkits = [], env = [], user, workdir, network }: CreateOptions): Capability[] {
+  const wanted: Capability[] = [];
+  if (workspace !== undefined || toolkits.length > 0) wanted.push('composition');
+  if (env.length > 0 || user !== undefined || workdir !== undefined) wanted.push('environment');
+  if (network?.mode === 'policy') wanted.push('network-policy');
+  if (network?.mode === 'host') wanted.push('host-network');
+  return wanted;
 }
 
 function modeOf({ network }: CreateOptions): 'none' | 'host' {

@@ -6,19 +6,30 @@ import { type DsecError, isDsecError } from '#base';
 import { fail } from '../errors.ts';
 
 export const CAPABILITIES = [
-  /** Sandboxes that stay: create, exec, files, stop. */
+  /** Sandboxes that stay: create, find, stop, remove. */
   'resident',
+  /** Code in, results out, nothing stays: FnCall. */
+  'tasks',
+  /** A workspace and toolkits over its image. */
+  'composition',
+  /** Environment, user and folder of its commands. */
+  'environment',
+  'exec',
   /** Commands on a terminal. */
   'terminal',
   /** Shell sessions. */
   'sessions',
   'files',
+  /** Changes below a folder, as they happen. */
+  'watch',
   /** Connections to ports inside. */
   'ports',
   /** Commands that stand still, and give their memory back. */
   'pause',
-  /** An image of its changes while it runs, and sandboxes that go on from there. */
+  /** Sandboxes that go on from where it is. */
   'fork',
+  /** An image of its changes while it runs. */
+  'pack-diff',
   /** Best effort beside latency-sensitive. */
   'classes',
   'cpu-limit',
@@ -32,10 +43,14 @@ export const CAPABILITIES = [
   'usage',
   /** A network with rules on what it may reach. */
   'network-policy',
+  /** All that the machine can reach. */
+  'host-network',
   /** Pictures of a screen, a keyboard, a mouse. */
   'screen',
   /** A serial console. */
   'console',
+  /** Text that is copied and pasted through the screen. */
+  'clipboard',
 ] as const;
 
 export type Capability = (typeof CAPABILITIES)[number];

@@ -4,7 +4,6 @@
  */
 import { lstatSync } from 'node:fs';
 import { join } from 'node:path';
-import { systemCode } from '#base';
 
 /** A change that comes within the kernel's tick of another may leave the same times. */
 const SETTLED_MS = 2_000;
@@ -22,12 +21,14 @@ const ABSENT = 'absent';
 
 function stateOf(path: string, isFolder: boolean): string | undefined {
   try {
-    const found = lstatSync(path, { bigint: true });
+    // Many images have none, and what is thrown costs more than all the rest of the question.
+    const found = lstatSync(path, { bigint: true, throwIfNoEntry: false });
+    if (found === undefined) return ABSENT;
     // Names in a folder come and go; what they lead to is looked at below.
     if (isFolder) return found.isDirectory() ? 'folder' : undefined;
     if (!found.isFile() || Math.abs(Date.now() - Number(found.ctimeMs)) < SETTLED_MS) return undefined;
     return [found.dev, found.ino, found.size, found.mtimeNs, found.ctimeNs].join(':');
-  } catch (error) {
-    return systemCode(error) === 'ENOENT' ? ABSENT : undefined;
+  } catch {
+    return undefined;
   }
 }

@@ -27,9 +27,10 @@ export async function dismantle(
   backend: Backend,
 ): Promise<void> {
   await backend.remove(record.id);
-  // A link with a process at its other end goes with nobody.
-  if (record.vm !== undefined && record.network?.mode === 'policy') removeTapOf(record.network.number);
   if (record.machine !== undefined) await endProcess(join(places.folder, 'machine'));
+  // A link with a process at its other end goes with nobody.
+  const isVirtual = record.vm !== undefined || record.machine !== undefined;
+  if (isVirtual && record.network?.mode === 'policy') removeTapOf(record.network.number, record.id, folders.runDir);
   // Those of a machine's guest are on its own disk.
   const hasPoints = record.mountPoints.length > 0 && record.vm === undefined;
   if (hasPoints && isMountPoint(places.root)) removeMountPoints(places.root, record.mountPoints);

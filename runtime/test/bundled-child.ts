@@ -9,19 +9,30 @@ export interface BundledChild {
   remove(): void;
 }
 
-/** In the checkout, where it finds packages. */
-export function bundledChild(source: URL): BundledChild {
-  const folder = join(projectRoot(), 'dist/test');
+/** In the checkout, where it finds packages. @param workers Threads and processes that it starts, by name (scripts/worker-entries.mjs) */
+export function bundledChild(source: URL, workers: Readonly<Record<string, URL>> = {}): BundledChild {
+  const name = `${basename(source.pathname, '.ts')}-${process.pid}`;
+  const folder = join(projectRoot(), 'dist/test', ...(Object.keys(workers).length > 0 ? [name] : []));
   mkdirSync(folder, { recursive: true });
-  const path = join(folder, `${basename(source.pathname, '.ts')}-${process.pid}.mjs`);
+  const path = join(folder, `${name}.mjs`);
+  bundle(source, path, Object.keys(workers).length > 0);
+  for (const [worker, entry] of Object.entries(workers)) bundle(entry, join(folder, `${worker}.mjs`), true);
+  return {
+    path,
+    remove: () => rmSync(Object.keys(workers).length > 0 ? folder : path, { recursive: true, force: true }),
+  };
+}
+
+/** `withWorkers`: those beside it are started, not their sources. */
+function bundle(source: URL, path: string, withWorkers: boolean): void {
   buildSync({
     entryPoints: [source.pathname],
     outfile: path,
     bundle: true,
+    ...(withWorkers ? { define: { DSEC_BUNDLED: 'true' } } : {}),
     platform: 'node',
     format: 'esm',
     packages: 'external',
     logLevel: 'error',
   });
-  return { path, remove: () => rmSync(path, { force: true }) };
 }

@@ -1,4 +1,4 @@
-/** The conformance suite: every case of conformance-commands.ts on every image and every backend that can run it. */
+/** The conformance suite: every case of conformance-commands.ts and conformance-sandbox.ts on every image and every backend that can run it. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { isDsecError } from '#base';
 import type { Image } from '#imagesvc';
@@ -7,6 +7,7 @@ import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { SandboxNode } from '../node/sandbox-node.ts';
 import { isUnsupported } from '../sandbox-api/capabilities.ts';
 import { COMMAND_CASES, type CommandCase } from './conformance-commands.ts';
+import { SANDBOX_CASES } from './conformance-sandbox.ts';
 import { TEST_IMAGES, type TestImage } from './resident-images.ts';
 import { canRun, Site } from './sandbox-fixture.ts';
 import { canRunVms, SMALL_VM } from './vm-site.ts';
@@ -102,6 +103,22 @@ describe.skipIf(agent === undefined || !canRun())('a command', { timeout: 120_00
     if (Buffer.isBuffer(spec.stdout)) expect(stdout.equals(spec.stdout)).toBe(true);
     else if (typeof spec.stdout === 'string') expect(String(stdout)).toBe(spec.stdout);
     else if (spec.stdout !== undefined) expect(String(stdout)).toMatch(spec.stdout);
+  });
+
+  const lasting = KINDS.flatMap(({ kind, images: used }) =>
+    used.flatMap((image) =>
+      SANDBOX_CASES.filter(({ shell }) => shell !== true || image.hasShell).map((one) => ({
+        kind,
+        image,
+        one,
+        title: one.name,
+      })),
+    ),
+  );
+  it.each(lasting)('$kind, $image.name: $title', async ({ kind, image, one }) => {
+    const sandbox = sandboxes.get(`${kind} ${image.name}`)!;
+    expect(one.needs.filter((needed) => !sandbox.backend.features.has(needed))).toEqual([]);
+    await one.run(sandbox, image);
   });
 
   const staying = KINDS.flatMap(({ kind, images: used }) =>

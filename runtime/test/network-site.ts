@@ -7,7 +7,7 @@ import type { NodeNetwork } from '../network/node-network.ts';
 import { parsePolicy } from '../network/policy.ts';
 import type { CreateOptions } from '../node/create-sandbox.ts';
 import type { NodeSandbox } from '../node/node-sandbox.ts';
-import { SandboxNode } from '../node/sandbox-node.ts';
+import { type NodeOptions, SandboxNode } from '../node/sandbox-node.ts';
 import { type FakeAnswer, FakeDns, type FakeQuestion } from './fake-dns.ts';
 import { HOST4, MACHINE4, NEIGHBOUR4, NetworkWorld } from './network-world.ts';
 import { TEST_IMAGES } from './resident-images.ts';
@@ -39,27 +39,36 @@ export class NetworkSite {
   node: SandboxNode;
   private count = 0;
 
-  private constructor(world: NetworkWorld, site: Site, dns: FakeDns, node: SandboxNode) {
+  private readonly options: Partial<NodeOptions>;
+
+  private constructor(world: NetworkWorld, site: Site, dns: FakeDns, node: SandboxNode, options: Partial<NodeOptions>) {
+    this.options = options;
     this.world = world;
     this.site = site;
     this.dns = dns;
     this.node = node;
   }
 
-  static async open(): Promise<NetworkSite> {
+  static async open(options: Partial<NodeOptions> = {}): Promise<NetworkSite> {
     const world = await NetworkWorld.open();
     const site = await new Site().open();
     const dns = await FakeDns.open(zone);
     const { name, fill } = TEST_IMAGES.find((one) => one.name === 'debian-like')!;
     await site.image(`${name}:1`, [fill]);
-    const opened = new NetworkSite(world, site, dns, undefined as never);
+    const opened = new NetworkSite(world, site, dns, undefined as never, options);
     opened.node = await opened.openNode();
     return opened;
   }
 
   openNode(): Promise<SandboxNode> {
     const network = { upstreams: [this.dns.server] };
-    return SandboxNode.open({ agent: findAgent()!, folders: this.site.folders, network, onNote: console.log });
+    return SandboxNode.open({
+      agent: findAgent()!,
+      folders: this.site.folders,
+      network,
+      onNote: console.log,
+      ...this.options,
+    });
   }
 
   async create(policy: unknown, options: Partial<CreateOptions> = {}): Promise<NodeSandbox> {

@@ -3,7 +3,7 @@ import { openImage, openStore } from '#imagesvc';
 import { findAgent } from '../backend/agent-binary.ts';
 import { type AllLimits, type CreateOptions, type RuntimeFolders, SandboxNode } from '../index.ts';
 
-const { storeUrl, image, name, folders, remove, limits, options } = JSON.parse(process.argv[2]!) as {
+const { storeUrl, image, name, folders, remove, limits, options, vmPool } = JSON.parse(process.argv[2]!) as {
   readonly storeUrl: string;
   readonly image: string;
   readonly name: string;
@@ -13,9 +13,10 @@ const { storeUrl, image, name, folders, remove, limits, options } = JSON.parse(p
   /** Changed by it, too. */
   readonly limits?: AllLimits;
   readonly options?: Partial<CreateOptions>;
+  readonly vmPool?: boolean;
 };
 const store = await openStore(storeUrl);
-const node = await SandboxNode.open({ agent: findAgent()!, folders });
+const node = await SandboxNode.open({ agent: findAgent()!, folders, vmPool });
 const sandbox = await node.create({ store, base: await openImage(store, image), name, ...limits, ...options });
 if (limits !== undefined) await sandbox.update({ pids: 77 });
 await (await sandbox.exec({ args: ['true'] })).wait();

@@ -5,7 +5,7 @@ import { findAgent } from '../backend/agent-binary.ts';
 import { allMembersOf, cgroupsOf } from '../backend/cgroup-cleanup.ts';
 import type { CreateOptions } from '../node/create-sandbox.ts';
 import type { NodeSandbox } from '../node/node-sandbox.ts';
-import { SandboxNode } from '../node/sandbox-node.ts';
+import { type NodeOptions, SandboxNode } from '../node/sandbox-node.ts';
 import type { ExecHandle, ExecSpec } from '../sandbox-api/exec.ts';
 import { TEST_IMAGES } from './resident-images.ts';
 import { Site } from './sandbox-fixture.ts';
@@ -19,16 +19,19 @@ export class ResidentSite {
   readonly image: Image;
   private count = 0;
 
-  private constructor(site: Site, node: SandboxNode, image: Image) {
+  private readonly options: Partial<NodeOptions>;
+
+  private constructor(site: Site, node: SandboxNode, image: Image, options: Partial<NodeOptions>) {
+    this.options = options;
     this.site = site;
     this.node = node;
     this.image = image;
   }
 
-  static async open(imageName = 'busybox'): Promise<ResidentSite> {
+  static async open(imageName = 'busybox', options: Partial<NodeOptions> = {}): Promise<ResidentSite> {
     const site = await new Site().open();
     const { name, fill } = TEST_IMAGES.find((one) => one.name === imageName)!;
-    return new ResidentSite(site, await openNode(site), await site.image(`${name}:1`, [fill]));
+    return new ResidentSite(site, await openNode(site, options), await site.image(`${name}:1`, [fill]), options);
   }
 
   create(options: Partial<CreateOptions> = {}): Promise<NodeSandbox> {
@@ -38,7 +41,7 @@ export class ResidentSite {
   /** As a service that is killed and started again. */
   async restart(): Promise<void> {
     await this.node.close();
-    this.node = await openNode(this.site);
+    this.node = await openNode(this.site, this.options);
   }
 
   async remove(): Promise<void> {
@@ -48,9 +51,9 @@ export class ResidentSite {
   }
 }
 
-function openNode(site: Site): Promise<SandboxNode> {
+function openNode(site: Site, options: Partial<NodeOptions>): Promise<SandboxNode> {
   const spoolLimits = { headBytes: HEAD, tailBytes: TAIL };
-  return SandboxNode.open({ agent: findAgent()!, folders: site.folders, spoolLimits });
+  return SandboxNode.open({ agent: findAgent()!, folders: site.folders, spoolLimits, ...options });
 }
 
 export interface Told {

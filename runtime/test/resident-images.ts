@@ -1,7 +1,8 @@
-/** The images that the conformance suite runs on: busybox, a Debian-like one with bash and shared libraries, and one without any shell. */
+/** The images that the conformance suite runs on: busybox, a Debian-like one with bash and shared libraries, one without any shell, one of musl. */
 import { execFileSync } from 'node:child_process';
 import * as fs from 'node:fs';
 import { dirname, join } from 'node:path';
+import { fillMusl, muslMissing } from './musl-image.ts';
 import { busybox } from './sandbox-fixture.ts';
 
 export interface TestImage {
@@ -76,7 +77,22 @@ function debianLike(folder: string): void {
   fs.symlinkSync('dash', join(folder, 'usr/bin/sh'));
 }
 
-const plain = (name: string, ...args: readonly string[]) => [name, ...args];
+function plain(name: string, ...args: readonly string[]): string[] {
+  return [name, ...args];
+}
+
+function muslImages(): TestImage[] {
+  const missing = muslMissing();
+  if (missing !== undefined) {
+    console.log(`skipped: the image of musl: ${missing}`);
+    return [];
+  }
+  const fill = (folder: string) => {
+    basics(folder);
+    fillMusl(folder, ['sh', ...TOOLS.filter((tool) => tool !== 'bash' && tool !== 'dash')]);
+  };
+  return [{ name: 'musl', hasShell: true, tool: plain, fill }];
+}
 
 export const TEST_IMAGES: readonly TestImage[] = [
   {
@@ -103,4 +119,5 @@ export const TEST_IMAGES: readonly TestImage[] = [
       fs.chmodSync(join(folder, 'busybox'), 0o755);
     },
   },
+  ...muslImages(),
 ];

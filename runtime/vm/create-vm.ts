@@ -24,22 +24,17 @@ import {
   UPPER_DISK,
   upperDiskFolder,
 } from './disk/upper-disk.ts';
-import { elfKernel } from './firecracker/kernel-image.ts';
-import { type GuestPart, guestArchive } from './guest/guest-archive.ts';
-import { guestKernel } from './guest/guest-kernel.ts';
+import { withDeviceNames } from './guest/device-names.ts';
+import { ALL_PARTS, type GuestPart } from './guest/guest-archive.ts';
 import { type GuestOrder, orderBytes } from './guest/guest-order.ts';
 import { layerDrives } from './guest/layer-drives.ts';
-import { memoryGuestWrites, memoryKernelArguments } from './guest-memory.ts';
+import { memoryGuestWrites } from './guest-memory.ts';
+import { machineBoot } from './machine-boot.ts';
 import { makeMachineGroups } from './machine-groups.ts';
 import type { RunningVm, VmDrive, VmSpec } from './vm-driver.ts';
 import type { SandboxVmDriver } from './vm-drivers.ts';
 import { AGENT_PORT, vmPlaces } from './vm-places.ts';
-
-/** What every guest's kernel does without: it boots in half the time. */
-const KERNEL_ARGUMENTS = [
-  'console=ttyS0 quiet loglevel=3 panic=-1 reboot=t mitigations=off nokaslr',
-  'lsm=capability audit=0 cryptomgr.notests rcupdate.rcu_expedited=1 8250.nr_uarts=1',
-];
+import type { WarmPool } from './warm-pool/warm-pool.ts';
 
 /** Where Docker keeps what it has. */
 const DOCKER_ROOT = '/var/lib/docker';
@@ -59,17 +54,18 @@ export interface CreateVmParts {
   readonly driver: SandboxVmDriver;
   /** Path of dsec-agent. */
   readonly agent: string;
+  /** Machines need not boot. */
+  readonly pool?: WarmPool;
 }
 
 /** Whoever calls undoes it when this fails. @throws RUNTIME_*, VM_*, MOUNT_*, DISK_* */
 export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
-  const { record, options, places, folders, network, driver, agent } = parts;
+  const { record, options, places, folders, network, driver, agent, pool } = parts;
   const { store, base, workspace, toolkits = [], lazy } = options;
   const { runDir, cacheDir, stateDir } = folders;
   const facts = record.vm!;
   const machine = vmPlaces(runDir, record.id);
-  const kernel = guestKernel(stateDir);
-  const archive = guestArchive(kernel, agent, join(stateDir, 'vm/archives'));
+  const { archive, spec: machineSpec } = machineBoot(stateDir, agent, driver, facts);
   mkdirSync(machine.folder, { recursive: true, mode: 0o700 });
   mkdirSync(places.root, { mode: 0o755 });
   mkdirSync(places.bundle, { mode: 0o700 });
@@ -88,7 +84,7 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
   const { dockerDiskBytes } = facts;
   await makeExt4Disk(stateDir, upperDiskFolder(places.folder), record.limits?.diskBytes ?? DEFAULT_DISK_BYTES);
   if (dockerDiskBytes !== undefined) await makeExt4Disk(stateDir, dockerDiskFolder(places.folder), dockerDiskBytes);
-  const disks = await serveDisks(places.folder, machine.diskSocket);
+  const disks = await serveDisks(places.folder, machine, driver.features.nbd);
   try {
     failPoint('vm-disk-served');
     const cgroups = makeMachineGroups(record.id, record.limits ?? {});
@@ -98,7 +94,7 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
         : undefined;
     const driveOf = (id: string): VmDrive => ({
       id,
-      source: { nbd: machine.diskSocket, export: id },
+      source: disks.source(id),
       readOnly: false,
       transport: 'blk',
     });
@@ -107,33 +103,19 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
     if (link !== undefined) parts.push('network');
     if (facts.memory.pmem) parts.push('pmem');
     if (facts.memory.reporting) parts.push('balloon');
-    const commandLine = [
-      ...KERNEL_ARGUMENTS,
-      driver.clockArguments,
-      // A microvm has no power button: a reset ends it.
-      ...(facts.memory.pmem ? ['dsec.end=off'] : []),
-      ...memoryKernelArguments(facts.memory),
-    ];
     const spec: VmSpec = {
+      ...machineSpec,
       id: record.id.slice(-64),
       folder: machine.folder,
-      boot: {
-        kernel: elfKernel(kernel.image, record.id),
-        initrd: archive.path,
-        commandLine: commandLine.join(' ').trim(),
-      },
-      cpus: facts.cpus,
-      memoryBytes: facts.memoryBytes,
       memoryFile: machine.memoryFile,
       drives: [...drives.drives, ...own],
       network: link && { tap: link.tap, mac: link.mac },
       ports: [{ name: AGENT_PORT, socket: machine.agentSocket }],
-      balloon: facts.memory.reporting ? { freePageReporting: true } : undefined,
       cgroups,
       serviceClass: record.resident?.class,
     };
     const expiresAt = record.resident?.expiresAt;
-    const order: GuestOrder = {
+    const told: GuestOrder = {
       modules: archive.modulesFor(parts),
       hostname: record.name,
       layers: drives.layers,
@@ -145,9 +127,13 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
       writes: memoryGuestWrites(facts.memory, facts.memoryBytes),
       lifetimeMs: expiresAt === undefined ? 0 : Math.max(1, Date.parse(expiresAt) - Date.now()),
     };
-    const vm = await driver.start(spec);
+    const order = withDeviceNames(told, spec.drives, driver.features.serials);
+    const ready = driver.features.lateDevices ? pool : undefined;
+    const warm = await ready?.start(driver, spec, archive.modulesFor(ALL_PARTS));
+    const vm = warm ?? (await driver.start(spec));
     failPoint('vm-started');
-    return { vm, disks, order: orderBytes(order) };
+    // Those of a template are there.
+    return { vm, disks, order: orderBytes(warm === undefined ? order : { ...order, modules: [] }) };
   } catch (error) {
     await disks.close().catch(() => {});
     throw error;

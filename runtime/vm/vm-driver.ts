@@ -8,11 +8,16 @@
  * - Paths are absolute, and of this machine. Unix socket addresses end at 107 bytes: keep the folder's path below 80.
  */
 import type { ServiceClass } from '../sandbox-api/sandbox.ts';
+import type { OpenChannel } from './guest/open-channel.ts';
 
 export interface VmDriver {
   readonly name: 'qemu' | 'firecracker';
   /** What this one can on this machine. Asked for nevertheless, it fails with VM_UNSUPPORTED. */
   readonly features: VmFeatures;
+  /** Words of a guest's kernel's command line: what it has to know about its clock. */
+  readonly clockArguments: string;
+  /** The way to the agent in the machine of this folder, whether it runs yet or not. @param socket That of the spec's first port */
+  agentChannel(folder: string, socket: string): OpenChannel;
   /**
    * Resolves when the machine's processors run; the guest has yet to boot. Nothing is left when it fails.
    * @throws VM_START, VM_UNSUPPORTED
@@ -36,8 +41,12 @@ export interface VmFeatures {
   readonly accelerator: 'kvm' | 'tcg';
   /** Read-only drives on virtio-pmem. */
   readonly pmem: boolean;
-  /** Drives from an NBD socket. */
+  /** Drives from an NBD socket. Without it they are files or block devices of this host. */
   readonly nbd: boolean;
+  /** A blk drive's id is its serial number in the guest; else guests know them by their order alone. */
+  readonly serials: boolean;
+  /** Devices may come after the guest has booted (`VmSpec.lateDevices`). */
+  readonly lateDevices: boolean;
   readonly snapshots: boolean;
   readonly privateMemory: boolean;
   readonly freePageReporting: boolean;
@@ -62,6 +71,11 @@ export interface VmSpec {
   /** The guest's memory: a file of tmpfs (/dev/shm) that the driver makes and, when the machine has ended, removes. */
   readonly memoryFile: string;
   readonly drives: readonly VmDrive[];
+  /**
+   * Drives and network may come after its guest has booted: a snapshot of one that had none is restored by a spec with any, and the guest finds
+   * them when it looks (1 into /sys/bus/pci/rescan). QEMU alone.
+   */
+  readonly lateDevices?: true;
   readonly network?: {
     readonly tap: string;
     readonly mac: string;
@@ -69,7 +83,7 @@ export interface VmSpec {
     readonly receive?: RateLimit;
     readonly send?: RateLimit;
   };
-  /** Ports of virtio-serial, by name in the guest (/dev/virtio-ports/NAME). The first is the agent's. */
+  /** Ports of virtio-serial, by name in the guest (/dev/virtio-ports/NAME); under Firecracker vsock. The first is the agent's. */
   readonly ports?: readonly VmPort[];
   readonly balloon?: { readonly freePageReporting: boolean };
   /** A screen of virtio-gpu, with keyboard, tablet and VNC on a socket of the folder. */
@@ -80,10 +94,10 @@ export interface VmSpec {
 }
 
 export interface VmDrive {
-  /** Letters, digits, `-`; the serial number of a blk drive: /dev/disk/by-id/virtio-ID, /sys/block/vdX/serial. At most 20. */
+  /** Letters, digits, `-`; the serial number of a blk drive, where the driver has those: /dev/disk/by-id/virtio-ID, /sys/block/vdX/serial. At most 20. */
   readonly id: string;
-  readonly source:
-    | { readonly file: string; readonly format?: 'raw' | 'qcow2' }
+  readonly source: /** Or a block device. `isServed`: by this process, which then must not wait for it. */
+    | { readonly file: string; readonly format?: 'raw' | 'qcow2'; readonly isServed?: true }
     /** Unix socket of an NBD server. */
     | { readonly nbd: string; readonly export?: string };
   readonly readOnly: boolean;

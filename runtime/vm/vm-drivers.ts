@@ -1,12 +1,68 @@
-/** Which driver runs sandboxes as virtual machines on this node. Opened once: finding out what this machine can takes a moment. */
-import { openQemuDriver, type QemuDriver } from './qemu/qemu-driver.ts';
+/**
+ * Which driver runs sandboxes as virtual machines on this node. `auto` takes Firecracker where it is found and KVM runs a processor, else QEMU. Found out
+ * once for each process. A sandbox keeps the driver that it was made with.
+ */
+import { existsSync } from 'node:fs';
+import { fail } from '../errors.ts';
+import { firecrackerState } from './firecracker/find-firecracker.ts';
+import { openFirecrackerDriver } from './firecracker/firecracker-driver.ts';
+import { openQemuDriver } from './qemu/qemu-driver.ts';
+import type { VmDriver } from './vm-driver.ts';
 
-export type SandboxVmDriver = Omit<QemuDriver, 'name'> & { readonly name: 'qemu' | 'firecracker' };
+export type SandboxVmDriver = VmDriver;
 
-let opened: SandboxVmDriver | undefined;
+export const VM_DRIVER_WISHES = ['auto', 'qemu', 'firecracker'] as const;
+export type VmDriverWish = (typeof VM_DRIVER_WISHES)[number];
 
-/** @throws VM_UNSUPPORTED */
-export function sandboxVmDriver(): SandboxVmDriver {
-  opened ??= openQemuDriver();
-  return opened;
+export interface VmDriverChoice {
+  readonly name: VmDriver['name'];
+  /** For people. */
+  readonly why: string;
+}
+
+let wished: VmDriverWish | undefined;
+let chosen: VmDriverChoice | undefined;
+const opened = new Map<VmDriver['name'], VmDriver>();
+
+/** Of whoever runs sandboxes here; goes before $DSEC_VM_DRIVER. */
+export function useVmDriver(wish: VmDriverWish): void {
+  wished = wish;
+  chosen = undefined;
+}
+
+/** @throws RUNTIME_VM_DRIVER for a $DSEC_VM_DRIVER that is none */
+export function chooseVmDriver(): VmDriverChoice {
+  chosen ??= choose(wished ?? wishOf(process.env.DSEC_VM_DRIVER));
+  return chosen;
+}
+
+function wishOf(text: string | undefined): VmDriverWish {
+  if (text === undefined || text === '') return 'auto';
+  const wish = VM_DRIVER_WISHES.find((one) => one === text);
+  if (wish === undefined) throw fail('RUNTIME_VM_DRIVER', { text });
+  return wish;
+}
+
+function choose(wish: VmDriverWish): VmDriverChoice {
+  if (wish !== 'auto') return { name: wish, why: 'it was asked for (--vm-driver, $DSEC_VM_DRIVER)' };
+  const { missing } = firecrackerState();
+  if (missing !== undefined) return { name: 'qemu', why: `no Firecracker: ${missing}` };
+  // Of its disks.
+  if (!existsSync('/dev/fuse') && !existsSync('/dev/ublk-control')) {
+    return {
+      name: 'qemu',
+      why: 'no Firecracker: its disks need ublk or FUSE, and there is no /dev/ublk-control or /dev/fuse',
+    };
+  }
+  return { name: 'firecracker', why: 'it is found, and KVM runs a processor' };
+}
+
+/** @param name Of a sandbox that is there; else what new ones get. @throws VM_UNSUPPORTED, RUNTIME_UNSUPPORTED that name what is missing */
+export function sandboxVmDriver(name: VmDriver['name'] = chooseVmDriver().name): SandboxVmDriver {
+  let driver = opened.get(name);
+  if (driver === undefined) {
+    driver = name === 'qemu' ? openQemuDriver() : openFirecrackerDriver();
+    opened.set(name, driver);
+  }
+  return driver;
 }

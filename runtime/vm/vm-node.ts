@@ -9,6 +9,7 @@ import { sandboxVmDriver } from './vm-drivers.ts';
 import { forgetSnapshot, hasSnapshot } from './vm-pausing.ts';
 import { vmPlaces } from './vm-places.ts';
 import { VmSandbox } from './vm-sandbox.ts';
+import type { WarmPool } from './warm-pool/warm-pool.ts';
 
 /** @param agent Path of dsec-agent. @throws RUNTIME_*, VM_*, MOUNT_*, DISK_*; then whoever calls undoes it */
 export async function launchVm(
@@ -16,10 +17,11 @@ export async function launchVm(
   options: CreateOptions,
   agent: string,
   release: () => void,
+  pool?: WarmPool,
 ): Promise<VmSandbox> {
   const { record, places, folders, network } = parts;
-  const driver = sandboxVmDriver();
-  const { vm, disks, order } = await createVm({ record, options, places, folders, network, driver, agent });
+  const driver = sandboxVmDriver(record.vm!.driver);
+  const { vm, disks, order } = await createVm({ record, options, places, folders, network, driver, agent, pool });
   failPoint('create-launched');
   const machine = vmPlaces(folders.runDir, record.id);
   return new VmSandbox({ ...parts, driver, machine, vm, disks, order, release });
@@ -29,10 +31,11 @@ export async function launchVm(
 export async function findVm(parts: AgentSandboxParts, release: () => void): Promise<VmSandbox | undefined> {
   const { record, places, folders, network, onNote } = parts;
   try {
-    const driver = sandboxVmDriver();
+    const driver = sandboxVmDriver(record.vm!.driver);
     const machine = vmPlaces(folders.runDir, record.id);
     const isPaused = record.resident?.pausedAt !== undefined && hasSnapshot(places.folder);
     let vm: RunningVm | undefined;
+    let sweeping: Promise<void> | undefined;
     if (!isPaused) {
       vm = await driver.find(machine.folder);
       if (vm === undefined) return undefined;
@@ -40,9 +43,14 @@ export async function findVm(parts: AgentSandboxParts, release: () => void): Pro
       forgetSnapshot(places.folder);
     } else {
       // Beside a whole snapshot it was to end, or had not begun to run again.
-      await driver.sweep(machine.folder);
+      const swept = driver.sweep(machine.folder);
+      // One that is killed waits for its disks to close, where those are of this host.
+      if (driver.features.nbd) await swept;
+      else sweeping = swept;
+      swept.catch(() => {});
     }
-    const disks = await serveDisks(places.folder, machine.diskSocket);
+    const disks = await serveDisks(places.folder, machine, driver.features.nbd);
+    await sweeping;
     const { id, name, network: facts } = record;
     if (facts?.mode === 'policy') await network.connectTap({ id, name, network: facts });
     return new VmSandbox({ ...parts, driver, machine, vm, disks, release });

@@ -12,6 +12,7 @@ import { AgentSandbox, type AgentSandboxParts, endNow } from '../node/agent-sand
 import type { StandsStill } from '../node/node-sandbox.ts';
 import { LIFETIME_OVER } from '../node/resident-sandbox.ts';
 import { dismantle } from '../sandbox/end-sandbox.ts';
+import { featuresOf } from '../sandbox-api/backend-table.ts';
 import type { Capability } from '../sandbox-api/capabilities.ts';
 import { type AllLimits, changedLimits, type LimitChanges } from '../sandbox-api/limits.ts';
 import type { PauseReport, SandboxEnd } from '../sandbox-api/sandbox.ts';
@@ -28,23 +29,7 @@ import type { SandboxVmDriver } from './vm-drivers.ts';
 import { VmPausing } from './vm-pausing.ts';
 import type { VmPlaces } from './vm-places.ts';
 
-export const MICROVM_FEATURES: ReadonlySet<Capability> = new Set<Capability>([
-  'resident',
-  'terminal',
-  'sessions',
-  'files',
-  'ports',
-  'pause',
-  'fork',
-  'classes',
-  'cpu-limit',
-  'memory-limit',
-  'pids-limit',
-  'disk-limit',
-  'update',
-  'usage',
-  'network-policy',
-]);
+export const MICROVM_FEATURES: ReadonlySet<Capability> = featuresOf('microvm');
 
 /** Until its guest has put away its disk. */
 const POWER_OFF_MS = 20_000;
@@ -80,7 +65,8 @@ export class VmSandbox extends AgentSandbox {
   private readonly bootTimer: NodeJS.Timeout | undefined;
 
   constructor(parts: VmSandboxParts) {
-    const guest = new GuestLink(parts.machine.agentSocket, {
+    const { driver, machine } = parts;
+    const guest = new GuestLink(driver.agentChannel(machine.folder, machine.agentSocket), {
       started: (made) => this?.hasStarted(made),
       failed: (error) =>
         this?.hasFailed(fail('RUNTIME_START_FAILED', { runtime: 'microvm', reason: error.message }, error)),
@@ -379,6 +365,6 @@ export class VmSandbox extends AgentSandbox {
     await super.leave();
     this.guest.close();
     this.vm?.detach?.();
-    await this.vmParts.disks.close();
+    await this.vmParts.disks.leave();
   }
 }

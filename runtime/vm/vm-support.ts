@@ -3,13 +3,15 @@ import { existsSync } from 'node:fs';
 import { findAgent } from '../backend/agent-binary.ts';
 import { findGuestKernel } from './guest/guest-kernel.ts';
 import { findQemu, onPath } from './qemu/accelerator.ts';
-import { sandboxVmDriver } from './vm-drivers.ts';
+import { chooseVmDriver, sandboxVmDriver } from './vm-drivers.ts';
 
 export interface MicrovmSupport {
   /** Why not. */
   readonly problem?: string;
   readonly hint?: string;
   readonly driver?: string;
+  /** The reason for this one. */
+  readonly why?: string;
   readonly accelerator?: 'kvm' | 'tcg';
   /** Version of the guests' kernel. */
   readonly kernel?: string;
@@ -26,7 +28,8 @@ export function fullVmProblem(): string | undefined {
 
 /** @param probe Find out whether KVM works, too: that takes a moment. */
 export function microvmSupport(stateDir: string, { probe = true }: { readonly probe?: boolean } = {}): MicrovmSupport {
-  if (findQemu() === undefined) {
+  const { name, why } = chooseVmDriver();
+  if (name === 'qemu' && findQemu() === undefined) {
     return {
       problem: 'qemu-system-x86_64 is not installed',
       hint: 'apt-get install --no-install-recommends qemu-system-x86',
@@ -38,6 +41,7 @@ export function microvmSupport(stateDir: string, { probe = true }: { readonly pr
   const driver = probe ? sandboxVmDriver() : undefined;
   return {
     driver: driver?.name,
+    why,
     accelerator: driver?.features.accelerator,
     kernel: kernel.version,
     tap: existsSync('/dev/net/tun'),

@@ -2,7 +2,7 @@
 import { createReadStream } from 'node:fs';
 import { setFlagsFromString } from 'node:v8';
 import { type ByteString, humanSize, isDsecError, nodePath, systemCode } from '#base';
-import { CODEC_NAMES, type CodecName, parsePlatform } from '#converter';
+import { CODEC_NAMES, type CodecName, MAX_INLINE_LIMIT_BYTES, parsePlatform } from '#converter';
 import {
   type BlobStore,
   checkTraceSize,
@@ -106,7 +106,7 @@ export const definition: CommandDefinition = {
           kind: choice('--kind', options.kind, KINDS),
           collapse: choice('--collapse', options.collapse, ['data', 'metadata'] as const),
           collapseLimitBytes: sizeOf('--collapse-limit', options.collapseLimit),
-          inlineLimitBytes: sizeOf('--inline-limit', options.inlineLimit),
+          inlineLimitBytes: inlineLimitOf(options.inlineLimit),
           compress: choice<CodecName>('--compress', options.compress, CODEC_NAMES),
           platform: options.platform === undefined ? undefined : parsePlatform(options.platform),
           prefix: options.prefix,
@@ -192,6 +192,17 @@ async function readProfile(path: string): Promise<Buffer | undefined> {
 
 function sizeOf(option: string, text: string | undefined): number | undefined {
   return text === undefined ? undefined : parseSize(option, text);
+}
+
+function inlineLimitOf(text: string | undefined): number | undefined {
+  const limitBytes = sizeOf('--inline-limit', text);
+  if (limitBytes !== undefined && limitBytes > MAX_INLINE_LIMIT_BYTES) {
+    throw fail('CLI_USAGE', {
+      problem: `--inline-limit ${text}: at most ${MAX_INLINE_LIMIT_BYTES} bytes fit into a block beside an inode`,
+      program: 'dsec convert',
+    });
+  }
+  return limitBytes;
 }
 
 async function showBatch(outcomes: readonly Outcome[], options: JsonOption, context: Context): Promise<void> {

@@ -53,6 +53,8 @@ interface CreateCommand extends StoreOption, LimitOptions, NetworkOptions, Machi
   readonly job?: string;
   readonly label?: string[];
   readonly alone?: boolean;
+  readonly gpus?: string;
+  readonly gpuKind?: string;
 }
 
 export function addCreate(command: Command, context: Context): void {
@@ -162,7 +164,12 @@ function withCreateOptions(command: Command): Command {
     .option('--project <project>', 'of a cluster: whose quota it counts for (default: that of the token)')
     .option('--job <job>', 'of a cluster: sandboxes that belong together are spread over its nodes')
     .option('--label <label>', 'of a cluster: a node with this label; may be given several times', repeated)
-    .option('--alone', 'of a cluster: on a node without sandboxes of other users');
+    .option('--alone', 'of a cluster: on a node without sandboxes of other users')
+    .option('--gpus <n>', 'of a cluster: graphics processors of its own')
+    .option(
+      '--gpu-kind <kind>',
+      'of a cluster: of this kind, as `gpu:KIND` among the labels of `dsec nodes`; one unless --gpus says more',
+    );
 }
 
 /** @throws CLI_USAGE, CLI_DURATION, CLI_SIZE, CLI_NOT_UTF8 */
@@ -170,9 +177,13 @@ async function createBody(image: string, options: CreateCommand, program: string
   const { workspace, toolkit, name, user, workdir, ttl, requestId, lazy, prefetch } = options;
   const { project, job, label: labels, alone } = options;
   const { isRemote } = sandboxClient(context);
-  if (!isRemote && [project, job, labels, alone].some((given) => given !== undefined)) {
+  const { gpus, gpuKind } = options;
+  if (gpus !== undefined && !/^\d{1,2}$/.test(gpus)) {
+    throw fail('CLI_USAGE', { problem: `--gpus ${gpus}: a number up to 64`, program });
+  }
+  if (!isRemote && [project, job, labels, alone, gpus, gpuKind].some((given) => given !== undefined)) {
     throw fail('CLI_USAGE', {
-      problem: '--project, --job, --label and --alone are for a cluster: name it with --api',
+      problem: '--project, --job, --label, --alone, --gpus and --gpu-kind are for a cluster: name it with --api',
       program,
     });
   }
@@ -202,6 +213,8 @@ async function createBody(image: string, options: CreateCommand, program: string
     job,
     labels,
     alone,
+    gpus: gpus === undefined ? undefined : Number(gpus),
+    gpuKind,
   };
 }
 

@@ -5,6 +5,7 @@ import { humanSize } from '#base';
 import { BUTTONS, type ScreenAction } from '#runtime';
 import { fail } from '../../errors.ts';
 import { choice } from '../choice.ts';
+import type { Example } from '../command.ts';
 import type { Context } from '../context.ts';
 import { withExamples } from '../examples.ts';
 import { sandboxClient } from '../sandbox-client-of.ts';
@@ -26,19 +27,21 @@ interface ConsoleCommand {
 
 export function addScreenCommands(command: Command, context: Context): void {
   const { output } = context;
-  const screen = withExamples(
-    command
-      .command('screen')
-      .description(
-        'Takes a picture of the screen of a full machine (create --backend vm), as PNG. To watch and use it with a mouse, lead port 5900 of it here: that is VNC.',
-      ),
+  const machine = (name: string, description: string, examples: readonly Example[]) =>
+    withExamples(command.command(name).description(description), examples).argument(
+      '<name>',
+      'as `dsec sandbox ls` shows it',
+    );
+
+  const screen = machine(
+    'screen',
+    'Takes a picture of the screen of a full machine (create --backend vm), as PNG. To watch and use it with a mouse, lead port 5900 of it here: that is VNC.',
     [
       { line: 'dsec sandbox screen desk -o desk.png', what: 'into a file' },
       { line: 'dsec sandbox port desk 5900', what: 'VNC at 127.0.0.1:5900' },
     ],
   );
   withJson(screen)
-    .argument('<name>', 'as `dsec sandbox ls` shows it')
     .option('-o, --output <file>', 'where it goes (default: stdout, when that is no terminal)')
     .action(async (name: string, options: ScreenCommand) => {
       const isMissing = options.output === undefined && (options.json === true || output.isTerminal);
@@ -54,16 +57,12 @@ export function addScreenCommands(command: Command, context: Context): void {
       else await output.line(`${options.output}: ${width} x ${height}, ${humanSize(png.length)}`);
     });
 
-  const type = withExamples(
-    command
-      .command('type')
-      .description(
-        'Types text on the keyboard of a full machine: ASCII, as on a keyboard of the United States. Also the way to paste into a machine without an agent.',
-      ),
+  const type = machine(
+    'type',
+    'Types text on the keyboard of a full machine: ASCII, as on a keyboard of the United States. Also the way to paste into a machine without an agent.',
     [{ line: "dsec sandbox type desk 'echo hello' && dsec sandbox key desk enter", what: 'a command in its terminal' }],
   );
   withJson(type)
-    .argument('<name>', 'as `dsec sandbox ls` shows it')
     .argument('<text>', 'what to type')
     .action((name: string, text: string, options: JsonOption) => {
       const parts = text.match(/[\s\S]{1,4096}/g) ?? [];
@@ -75,20 +74,16 @@ export function addScreenCommands(command: Command, context: Context): void {
       );
     });
 
-  const key = withExamples(
-    command
-      .command('key')
-      .description(
-        'Presses keys of a full machine, one chord after the other: names joined by `+` are held together. Names: a to z, 0 to 9, f1 to f12, enter, esc, tab, ' +
-          'space, backspace, delete, insert, home, end, pgup, pgdn, up, down, left, right, shift, ctrl, alt, super and those of QEMU.',
-      ),
+  const key = machine(
+    'key',
+    'Presses keys of a full machine, one chord after the other: names joined by `+` are held together. Names: a to z, 0 to 9, f1 to f12, enter, esc, tab, ' +
+      'space, backspace, delete, insert, home, end, pgup, pgdn, up, down, left, right, shift, ctrl, alt, super and those of QEMU.',
     [
       { line: 'dsec sandbox key desk ctrl+alt+f2', what: 'another console' },
       { line: 'dsec sandbox key desk down down enter', what: 'the third of a menu' },
     ],
   );
   withJson(key)
-    .argument('<name>', 'as `dsec sandbox ls` shows it')
     .argument('<keys...>', 'chords')
     .action((name: string, keys: string[], options: JsonOption) =>
       act(
@@ -99,12 +94,9 @@ export function addScreenCommands(command: Command, context: Context): void {
       ),
     );
 
-  const mouse = withExamples(
-    command
-      .command('mouse')
-      .description(
-        'Moves the mouse of a full machine, clicks or scrolls. Places are pixels of its picture (`dsec sandbox screen`).',
-      ),
+  const mouse = machine(
+    'mouse',
+    'Moves the mouse of a full machine, clicks or scrolls. Places are pixels of its picture (`dsec sandbox screen`).',
     [
       { line: 'dsec sandbox mouse desk click 200,140', what: 'the left button there' },
       { line: 'dsec sandbox mouse desk click 200,140 --button right', what: 'its menu' },
@@ -112,7 +104,6 @@ export function addScreenCommands(command: Command, context: Context): void {
     ],
   );
   withJson(mouse)
-    .argument('<name>', 'as `dsec sandbox ls` shows it')
     .argument('<what>', 'move, click, press, release or scroll')
     .argument('[where]', 'X,Y; for scroll: steps')
     .option('--button <button>', 'left, middle or right', 'left')
@@ -121,19 +112,15 @@ export function addScreenCommands(command: Command, context: Context): void {
       act(context, name, [mouseAction(what, where, options)], options),
     );
 
-  withExamples(
-    command
-      .command('console')
-      .description(
-        'Prints what a full machine wrote to its serial console last, at most 64 KiB. What is written while nobody listens to the service is lost.',
-      ),
+  machine(
+    'console',
+    'Prints what a full machine wrote to its serial console last, at most 64 KiB. What is written while nobody listens to the service is lost.',
     [
       { line: 'dsec sandbox console desk', what: 'how it booted' },
       { line: "printf 'root\\n' | dsec sandbox console desk -i", what: 'logs in' },
       { line: 'dsec sandbox console desk --follow', what: 'until it ends or you interrupt it' },
     ],
   )
-    .argument('<name>', 'as `dsec sandbox ls` shows it')
     .option('-f, --follow', 'go on with what it writes from now on')
     .option('-i, --interactive', 'send standard input to it first')
     .action(async (name: string, { follow = false, interactive = false }: ConsoleCommand) => {

@@ -18,6 +18,7 @@ interface Options extends StoreOption, ApiOptionValues {
   readonly database?: string;
   readonly id?: string;
   readonly label?: string[];
+  readonly gpu?: string[];
   readonly capacity?: string;
   readonly reserve?: string;
   readonly pressure?: string;
@@ -42,6 +43,11 @@ export function addServeAll(serve: Command, context: Context): void {
     .option('--database <url>', 'accounts and quotas: sqlite:PATH or postgres://... (default: in the state folder)')
     .option('--id <id>', 'of the edge (default: the name of the machine)')
     .option('--label <label>', 'of the edge; may be given several times', repeated)
+    .option(
+      '--gpu <kind=devices>',
+      'of the edge: a graphics processor; once for each (default: as nvidia-smi says)',
+      repeated,
+    )
     .option('--capacity <amounts>', 'of the edge: cpus=N,memory=SIZE,disk=SIZE,gpus=N,sandboxes=N')
     .option('--reserve <shares>', 'of the edge: memory=0.05,disk=0.05: with less free it takes nothing')
     .option('--pressure <shares>', 'of the edge: cpu=1,memory=0.5,io=0.95: pressed harder it takes nothing')
@@ -78,6 +84,7 @@ export function addServeAll(serve: Command, context: Context): void {
             ['--keep-ended', options.keepEnded],
           ]),
           ...(options.label ?? []).flatMap((label) => ['--label', label]),
+          ...(options.gpu ?? []).flatMap((gpu) => ['--gpu', gpu]),
         ],
         apiArgs: [
           ...store,

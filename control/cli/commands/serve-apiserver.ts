@@ -3,6 +3,7 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Command } from 'commander';
 import { CREATES, RATE_LIMIT, serveApi } from '../../apiserver/apiserver.ts';
+import { OVERFLOW_ABOVE, overflowNodes } from '../../apiserver/overflow.ts';
 import { clusterStateDir, writeSecret } from '../../cluster/serve-all.ts';
 import { fail } from '../../errors.ts';
 import { bootstrapAdmin, openIam } from '../../iam/open-iam.ts';
@@ -19,6 +20,8 @@ export interface ApiOptionValues {
   readonly defaultDisk: string;
   readonly rateLimit: string;
   readonly creates: string;
+  readonly overflow?: string;
+  readonly overflowAbove?: string;
 }
 
 interface Options extends ServiceOptionValues, StoreOption, ApiOptionValues {
@@ -37,7 +40,12 @@ export function withApiOptions(command: Command): Command {
     .option('--default-memory <size>', 'the same of memory', '512MiB')
     .option('--default-disk <size>', 'the same of disk', '2GiB')
     .option('--rate-limit <n>', 'requests a second of one principal; 0: as many as it likes', String(RATE_LIMIT))
-    .option('--creates <n>', 'creations at once; four times as many may wait', String(CREATES.atOnce));
+    .option('--creates <n>', 'creations at once; four times as many may wait', String(CREATES.atOnce))
+    .option(
+      '--overflow <label=store>',
+      'edges of that label take what the others have no room for, as far as `dsec sync` has brought its images to that store',
+    )
+    .option('--overflow-above <share>', `with a larger share of the others in use (default: ${OVERFLOW_ABOVE})`);
 }
 
 export function apiArgs(options: ApiOptionValues): string[] {
@@ -47,6 +55,8 @@ export function apiArgs(options: ApiOptionValues): string[] {
     ['--default-disk', options.defaultDisk],
     ['--rate-limit', options.rateLimit],
     ['--creates', options.creates],
+    options.overflow === undefined ? [] : ['--overflow', options.overflow],
+    options.overflowAbove === undefined ? [] : ['--overflow-above', options.overflowAbove],
   ].flat();
 }
 
@@ -80,6 +90,11 @@ export function addServeApiserver(serve: Command, context: Context): void {
         memoryBytes: parseSize('--default-memory', options.defaultMemory),
         diskBytes: parseSize('--default-disk', options.defaultDisk),
       };
+      if (options.overflowAbove !== undefined && options.overflow === undefined) {
+        throw usage('--overflow-above needs --overflow');
+      }
+      const overflow =
+        options.overflow === undefined ? undefined : await overflowNodes(options.overflow, options.overflowAbove);
       const store = await openChosenStore(options);
       const iam = await openIam({ database: options.database ?? `sqlite:${join(clusterStateDir(), 'iam.db')}` });
       context.defer(() => iam.close());
@@ -93,6 +108,7 @@ export function addServeApiserver(serve: Command, context: Context): void {
       const api = await serveApi({
         iam,
         store,
+        overflow,
         watcherUrl: options.watcher,
         version: projectVersion(),
         token,
@@ -107,6 +123,10 @@ export function addServeApiserver(serve: Command, context: Context): void {
       await serveUntilSignal(context, api, { line: `apiserver at ${api.url}`, drainMs: settings.drainMs });
     });
   withExamples(command, [
+    {
+      line: 'dsec serve apiserver --watcher http://10.0.0.1:7072 --overflow cloud=s3://overflow/dsec --store /srv/store --cluster-token-file /etc/dsec/cluster-token',
+      what: 'what finds no room goes to edges with --label cloud (dsec sync --to s3://overflow/dsec)',
+    },
     {
       line: 'dsec serve apiserver --watcher http://10.0.0.1:7072 --admin-token-file /etc/dsec/admin-token --cluster-token-file /etc/dsec/cluster-token',
       what: 'with SQLite, on 127.0.0.1:7070',

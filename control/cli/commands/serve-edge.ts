@@ -1,6 +1,7 @@
 /** `dsec serve edge`: the sandboxes of this machine, for a cluster. */
 import type { Command } from 'commander';
 import { admissionLimits, CPU_OVERCOMMIT } from '../../edge/capacity.ts';
+import { gpuCards } from '../../edge/gpu-cards.ts';
 import { serveEdge } from '../../edge/serve-edge.ts';
 import { fail } from '../../errors.ts';
 import type { Context } from '../context.ts';
@@ -9,10 +10,12 @@ import { withExamples } from '../examples.ts';
 import { repeated } from '../repeated.ts';
 import { type ServiceOptionValues, serveUntilSignal, serviceSettings, withServiceOptions } from '../service-options.ts';
 import { projectRoot } from '../version.ts';
+import { chooseVmDriver, VM_DRIVER_HELP } from '../vm-driver-option.ts';
 
 interface Options extends ServiceOptionValues {
   readonly id?: string;
   readonly label?: string[];
+  readonly gpu?: string[];
   readonly capacity?: string;
   readonly reserve?: string;
   readonly pressure?: string;
@@ -20,6 +23,7 @@ interface Options extends ServiceOptionValues {
   readonly watcher?: string;
   readonly advertise?: string;
   readonly keepEnded: string;
+  readonly vmDriver?: string;
 }
 
 const PROGRAM = 'dsec serve edge';
@@ -39,6 +43,11 @@ export function addServeEdge(serve: Command, context: Context): void {
       repeated,
     )
     .option(
+      '--gpu <kind=devices>',
+      'a graphics processor that a sandbox may have: KIND=/dev/NODE[,/dev/NODE...]; once for each (default: those that nvidia-smi lists)',
+      repeated,
+    )
+    .option(
       '--capacity <amounts>',
       `cpus=N,memory=SIZE,disk=SIZE,gpus=N,sandboxes=N that it promises (default: ${CPU_OVERCOMMIT} times the processors, the memory, the disk)`,
     )
@@ -48,22 +57,26 @@ export function addServeEdge(serve: Command, context: Context): void {
       'cpu=1,memory=0.5,io=0.95: with work waiting for a larger part of ten seconds it takes nothing; 1: never mind',
     )
     .option('--store <url>', 'of images whose store is not named (default: $DSEC_STORE, else this user’s)')
+    .option('--vm-driver <name>', VM_DRIVER_HELP)
     .option('--watcher <url>', 'make it known to this watcher')
     .option('--advertise <url>', 'where others reach it (default: where it listens)')
     .option('--keep-ended <time>', 'remove a sandbox so long after it has ended', '1h')
     .action(async (options: Options) => {
+      chooseVmDriver(options.vmDriver);
       const settings = serviceSettings(options, PROGRAM);
       const keepEndedMs = parseDuration('--keep-ended', options.keepEnded);
       if (options.advertise !== undefined && options.watcher === undefined) {
         throw fail('CLI_USAGE', { problem: '--advertise is told to a --watcher', program: PROGRAM });
       }
       const { capacity, reserve, pressure } = options;
+      const cards = await gpuCards(options.gpu);
       const edge = await serveEdge({
         ...settings,
         self: { root: projectRoot(), env: { ...process.env }, isFresh: context.isFresh ?? (() => true) },
         id: options.id,
         labels: options.label ?? [],
-        limits: (stateDir) => admissionLimits({ capacity, reserve, pressure, stateDir }),
+        cards,
+        limits: (stateDir) => admissionLimits({ capacity, reserve, pressure, stateDir, cards: cards.length }),
         storeUrl: options.store,
         keepEndedMs,
         watcherUrl: options.watcher,

@@ -13,6 +13,7 @@ import { parseDuration } from '../duration.ts';
 import { repeated } from '../repeated.ts';
 import { openChosenStore, type StoreOption, withStore } from '../store-option.ts';
 import { projectRoot, projectVersion } from '../version.ts';
+import { chooseVmDriver, VM_DRIVER_HELP } from '../vm-driver-option.ts';
 import { addServeAll } from './serve-all.ts';
 import { addServeApiserver } from './serve-apiserver.ts';
 import { addServeEdge } from './serve-edge.ts';
@@ -33,6 +34,7 @@ interface Options extends StoreOption {
   readonly logLevel: string;
   readonly idle?: string;
   readonly detach?: boolean;
+  readonly vmDriver?: string;
 }
 
 export const definition: CommandDefinition = {
@@ -86,12 +88,14 @@ export const definition: CommandDefinition = {
       .option('--jobs-per-caller <n>', 'how many one caller may have waiting and running', '32')
       .option('--drain <time>', 'how long running jobs may go on after SIGTERM', '10s')
       .option('--log-level <level>', `of the log on stderr: ${LEVELS.join(', ')}`, 'info')
+      .option('--vm-driver <name>', `runtime: ${VM_DRIVER_HELP}`)
       .option('--idle <time>', 'ublkd: end when nothing has been attached for so long (default: never)')
       .option('--detach', 'ublkd: at its end detach all disks, instead of leaving them to the next one')
       .action(async (service: string, options: Options) => {
         const drainMs = parseDuration('--drain', options.drain);
         if (service === 'runtime') {
-          refuseOthers(command, service, ['drain']);
+          refuseOthers(command, service, ['drain', 'vmDriver']);
+          chooseVmDriver(options.vmDriver);
           return serveRuntime(context, drainMs);
         }
         if (service === 'ublkd') {
@@ -108,7 +112,7 @@ export const definition: CommandDefinition = {
             program: 'dsec serve',
           });
         }
-        for (const name of ['idle', 'detach']) {
+        for (const name of ['idle', 'detach', 'vmDriver']) {
           if (command.getOptionValueSource(name) === 'cli') refuseOption(service, name);
         }
         const store = await openChosenStore(options);

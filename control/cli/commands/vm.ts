@@ -3,12 +3,19 @@ import { fetchGuestKernel, KERNEL_SERIES, runtimeFolders } from '#runtime';
 import type { CommandDefinition } from '../command.ts';
 import { withExamples } from '../examples.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
+import { addVmTemplate } from './vm-template.ts';
 
 export const definition: CommandDefinition = {
   description: 'What sandboxes in virtual machines (`dsec sandbox create --backend microvm`) need of this node.',
-  examples: [{ line: 'sudo dsec vm kernel', what: 'fetch a kernel for them' }],
-  json: 'of `kernel` an object: `version`, `image`, `folder`',
-  configure(command, { output, signal }) {
+  examples: [
+    { line: 'sudo dsec vm kernel', what: 'fetch a kernel for them' },
+    { line: 'sudo dsec vm template ls', what: 'which sizes of machines need not boot' },
+  ],
+  json:
+    'of `kernel` an object: `version`, `image`, `folder`; of `template make` one, of `template ls` a list of such: `template`, `cpus`, `memoryBytes`, `reporting`, `kernel`, ' +
+    '`madeAt`, `usedAt`, `bytes`, `useful` (null: it is not known)',
+  configure(command, context) {
+    const { output, signal } = context;
     const kernel = withExamples(
       command
         .command('kernel')
@@ -28,5 +35,6 @@ export const definition: CommandDefinition = {
       if (json) await output.json({ version, image, folder: base });
       else await output.line(`Linux ${version} in ${base}`);
     });
+    addVmTemplate(command, context);
   },
 };

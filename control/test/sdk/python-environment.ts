@@ -27,7 +27,8 @@ export async function pythonWithLibdsec(): Promise<string | undefined> {
     await run(python, ['-m', 'pip', 'install', ...quiet, 'pytest', 'mypy', 'setuptools>=64', 'wheel']);
     // A copy: building leaves files beside the sources.
     const copy = join(folder, 'source');
-    fs.cpSync(source, copy, { recursive: true });
+    // What somebody has built there would be taken for what is to be built.
+    fs.cpSync(source, copy, { recursive: true, filter: (path) => !/\/(build|[^/]*\.egg-info)$/.test(path) });
     await run(python, [
       '-m',
       'pip',

@@ -263,7 +263,17 @@ export const STEPS: Readonly<Record<string, Step>> = {
     const { status, run, files } = await client.fncall.run({ image, ...given } as FnCallTask & { image: string });
     return { status, exit_code: run?.exitCode, stdout: run?.stdout.toString(), file: files['out.txt']?.toString() };
   },
-  run_fncall: async ({ client, image }) => void (await client.runFncall({ containerImage: image })),
+  run_fncall: async ({ client, image }, given) => {
+    const { language, code, memory_limit_mb, time_limit_seconds } = given;
+    const { status, run } = await client.runFncall({
+      containerImage: image,
+      language: String(language),
+      code: code as string,
+      memoryLimitMb: memory_limit_mb as number | undefined,
+      timeLimitSeconds: time_limit_seconds as number | undefined,
+    });
+    return { status, stdout: run?.stdout.toString() };
+  },
   run_microvm: async ({ client, image }) => void (await client.runMicrovm({ image })),
   run_vm: async ({ client, image }) => void (await client.runVm({ image })),
   batch: async ({ client, image }, given) => {

@@ -15,6 +15,8 @@ export const canRun = process.getuid?.() === 0 && findAgent() !== undefined && f
 if (!canRun) console.log('skipped: not root, or no dsec-agent, or no busybox');
 
 export const IMAGE = 'bb:1';
+/** Below `folder`: what the image is made of. */
+export const TREE = 'tree';
 
 const TOOLS =
   'sh cat echo sleep head wc tr id env stty mkdir ls sha256sum kill pwd dd ps true false grep touch seq sort'.split(
@@ -40,7 +42,7 @@ export async function makeWorld(image = IMAGE): Promise<World> {
   const folder = fs.realpathSync(fs.mkdtempSync(join(tmpdir(), 'dsec-sdk-')));
   for (const name of ['store', 'run', 'state', 'cache']) process.env[`DSEC_${name.toUpperCase()}`] = join(folder, name);
   process.env.XDG_CONFIG_HOME = join(folder, 'config');
-  await runCommand('convert', `dir:${makeTree(join(folder, 'tree'))}`, '--name', image);
+  await runCommand('convert', `dir:${makeTree(join(folder, TREE))}`, '--name', image);
   const cluster = await startCluster();
   const listed = await askedUntil(cluster);
   if (listed === undefined) throw new Error('the cluster does not answer');

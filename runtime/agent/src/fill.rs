@@ -22,6 +22,13 @@ pub fn mount_one(mount: &Mount, made: Option<&Fd>) -> Result<()> {
 pub fn make_devices(order: &Order, held: &[Fd]) -> Step {
     // /dev is new and empty: what is there already would be somebody else's.
     for (i, device) in order.devices.iter().enumerate() {
+        let end = device.path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        if &device.path[..end] != b"/dev" {
+            match sys::make_dir(&device.path[..end], 0o755) {
+                Ok(()) | Err(sys::EEXIST) => {}
+                Err(errno) => return Err(errno).at(Stage::Device, &device.path),
+            }
+        }
         if let Some(node) = held.get(i) {
             userns::place_device(device, node).at(Stage::Device, &device.path)?;
             continue;
@@ -38,12 +45,25 @@ pub fn make_devices(order: &Order, held: &[Fd]) -> Step {
 /// Masked: a file reads as nothing, a folder is empty. What a kernel does not have needs no mask.
 pub fn hide(order: &Order) -> Step {
     const HIDDEN: u64 = 2 | 4 | 8; // nosuid, nodev, noexec
+    // One empty folder for all: for each file system there is, every memory group of the machine holds some of the kernel's memory.
+    let mut empty: Option<&[u8]> = None;
     for path in &order.masked {
         match sys::mode_of(path, false) {
             Err(sys::ENOENT) | Err(sys::ENOTDIR) => continue,
             Err(errno) => return Err(errno).at(Stage::Mask, path),
             Ok(mode) if mode & sys::S_IFMT == sys::S_IFDIR => {
-                sys::mount_at(b"tmpfs", path, b"tmpfs", sys::MS_RDONLY | HIDDEN, b"size=0k").at(Stage::Mask, path)?;
+                match empty {
+                    None => {
+                        let flags = sys::MS_RDONLY | HIDDEN;
+                        sys::mount_at(b"tmpfs", path, b"tmpfs", flags, b"size=0k").at(Stage::Mask, path)?;
+                        empty = Some(path);
+                    }
+                    Some(first) => {
+                        sys::mount_at(first, path, b"", sys::MS_BIND, b"").at(Stage::Mask, path)?;
+                        let flags = sys::MS_REMOUNT | sys::MS_BIND | sys::MS_RDONLY | HIDDEN;
+                        sys::mount_at(b"", path, b"", flags, b"").at(Stage::Mask, path)?;
+                    }
+                }
             }
             Ok(_) => {
                 sys::mount_at(b"/dev/null", path, b"", sys::MS_BIND, b"").at(Stage::Mask, path)?;

@@ -1,14 +1,18 @@
-//! `/init` of a guest: the first process of a virtual machine that is a sandbox. It loads the modules that lead to its port, waits for its order,
-//! makes the root, starts aether in it, and carries frames between that and the host; when aether ends it says how, and switches the machine off.
+//! `/init` of a guest: the first process of a virtual machine that is a sandbox. It loads the modules that lead to its port (of virtio-serial, or of
+//! vsock where the machine has that), waits for its order, makes the root, starts aether in it, and carries frames between that and the host; when
+//! aether ends it says how, and switches the machine off.
 //!
 //! - It is to aether what the keeper is on the host: makes control groups for commands, and holds what aether sent until the host has taken it.
 //! - The sandbox is in other namespaces (processes, mounts, control groups): it does not see this process, its port or the layers.
+//! - Until its order it is every machine's: many may be made of its memory. So nothing asks for the kernel's boot id before that: it is made when it
+//!   is first read, and is to be random.
 //! - The host may go and come back at any time; without it, aether goes on until its time is up.
 
 pub mod link;
 mod network;
 pub mod order;
 mod root;
+mod vsock;
 mod work;
 
 use crate::cgroup;
@@ -33,8 +37,10 @@ pub fn is_first_process(args: &[Vec<u8>]) -> bool {
     sys::own_pid() == 1 && args.first().map_or(false, |name| name.ends_with(b"/init"))
 }
 
-pub fn main() -> i32 {
-    let status = match start() {
+/// `/init vsock-peer=N`: over the vsock that is there anyway, and not the host but that machine is heard. For tests.
+pub fn main(args: &[Vec<u8>]) -> i32 {
+    let peer = args.get(1).and_then(|word| word.strip_prefix(b"vsock-peer="));
+    let status = match start(peer.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok())) {
         Ok(mut guest) => guest.serve(),
         Err(failure) => {
             let text = format!(
@@ -53,33 +59,52 @@ pub fn main() -> i32 {
 
 struct Guest {
     link: Link,
+    /// Of vsock, and who is heard there.
+    listener: Option<Fd>,
+    peer: u32,
     agent: Option<Channel>,
     pid: i32,
     out_of_memory: u64,
     is_over: bool,
 }
 
-fn start() -> std::result::Result<Guest, Failure> {
+fn start(peer: Option<u32>) -> std::result::Result<Guest, Failure> {
     root::begin()?;
-    let boot = sys::read_file(b"/modules/order", 4096).unwrap_or_default();
-    for name in boot.split(|byte| *byte == b'\n').filter(|name| !name.is_empty()) {
-        root::load_module(name)?;
-    }
-    let id = sys::read_file(b"/proc/sys/kernel/random/boot_id", 64).unwrap_or_default();
-    let port = open_port()?;
-    Ok(Guest { link: Link::new(port, id), agent: None, pid: 0, out_of_memory: 0, is_over: false })
+    load_modules(b"/modules/order")?;
+    let (link, listener) = match open_port(peer.is_some())? {
+        Port::Serial(fd) => (Link::new(fd), None),
+        Port::Vsock(fd) => (Link::of_connections(), Some(fd)),
+    };
+    Ok(Guest { link, listener, peer: peer.unwrap_or(vsock::HOST), agent: None, pid: 0, out_of_memory: 0, is_over: false })
 }
 
-fn open_port() -> std::result::Result<Fd, Failure> {
+fn load_modules(list: &[u8]) -> std::result::Result<(), Failure> {
+    let names = sys::read_file(list, 4096).unwrap_or_default();
+    names.split(|byte| *byte == b'\n').filter(|name| !name.is_empty()).try_for_each(root::load_module)
+}
+
+enum Port {
+    Serial(Fd),
+    Vsock(Fd),
+}
+
+fn open_port(has_vsock: bool) -> std::result::Result<Port, Failure> {
     let deadline = sys::now_ms() + PORT_MS;
     loop {
         for name in sys::names_in("/sys/class/virtio-ports") {
             let told = sys::read_file(&[b"/sys/class/virtio-ports/", &name[..], b"/name"].concat(), 64);
             if told.map_or(false, |told| told.starts_with(PORT_NAME)) {
                 if let Ok(fd) = sys::open_at(&[b"/dev/", &name[..]].concat(), sys::O_RDWR, 0) {
-                    return Ok(fd);
+                    return Ok(Port::Serial(fd));
                 }
             }
+        }
+        if has_vsock || vsock::is_there() {
+            load_modules(b"/modules/vsock-order")?;
+            return match vsock::listen() {
+                Ok(fd) => Ok(Port::Vsock(fd)),
+                Err(errno) => Err(Failure { stage: Stage::Device, errno, what: b"vsock".to_vec() }),
+            };
         }
         if sys::now_ms() > deadline {
             return Err(Failure { stage: Stage::Device, errno: sys::ENOENT, what: PORT_NAME.to_vec() });
@@ -109,7 +134,8 @@ impl Guest {
             let mut polls = vec![
                 PollFd { fd: signals.0, events: POLLIN, revents: 0 },
                 // A port without anybody says so for ever.
-                PollFd { fd: if alone { -1 } else { self.link.port.0 }, events: POLLIN | sending, revents: 0 },
+                PollFd { fd: if alone { -1 } else { self.link.fd() }, events: POLLIN | sending, revents: 0 },
+                PollFd { fd: self.listener.as_ref().map_or(-1, |fd| fd.0), events: POLLIN, revents: 0 },
             ];
             if let Some(agent) = &self.agent {
                 let reading = if self.link.may_send() { POLLIN } else { 0 };
@@ -125,7 +151,7 @@ impl Guest {
                 -1
             };
             sys::poll_fds(&mut polls, wait);
-            if let Some(revents) = polls.get(2).map(|poll| poll.revents).filter(|revents| *revents != 0) {
+            if let Some(revents) = polls.get(3).map(|poll| poll.revents).filter(|revents| *revents != 0) {
                 self.read_agent(revents);
             }
             if polls[0].revents != 0 {
@@ -134,9 +160,17 @@ impl Guest {
                     self.reaped(pid, status);
                 }
             }
+            let came = match &self.listener {
+                Some(listener) if polls[2].revents != 0 => vsock::accept(listener, self.peer),
+                _ => None,
+            };
+            if let Some(fd) = came {
+                // The host has one at a time: with a new one it has lost the one before.
+                self.link.connected(fd);
+            }
             let revents = polls[1].revents;
             if alone || revents != 0 {
-                alone = revents & (POLLHUP | POLLIN) == POLLHUP;
+                alone = self.listener.is_none() && revents & (POLLHUP | POLLIN) == POLLHUP;
                 if revents & POLLOUT != 0 {
                     self.link.flush();
                 }

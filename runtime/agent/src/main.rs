@@ -5,6 +5,7 @@
 //!     dsec-agent agent FD LIFETIME                  the first process of such a sandbox; see aether.rs
 //!     dsec-agent task DIRS                          the first process of a container for FnCall tasks; see task.rs
 //!     dsec-agent client SOCKET NODE SCRIPT ARG...   `dsec run` through the resident service; see client.rs
+//!     dsec-agent kvm                                whether /dev/kvm runs a processor; see kvm.rs
 //!     /init                                         the first process of a virtual machine; see guest.rs
 //!     dsec-agent version                            the version of its protocol, and what it was built from
 //!
@@ -20,6 +21,7 @@ mod fill;
 mod files;
 mod guest;
 mod keeper;
+mod kvm;
 mod landlock;
 mod launcher;
 mod oci;
@@ -48,7 +50,7 @@ pub extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
         .map(|i| unsafe { std::ffi::CStr::from_ptr(*argv.add(i)) }.to_bytes().to_vec())
         .collect();
     if guest::is_first_process(&args) {
-        return guest::main();
+        return guest::main(&args);
     }
     match args.get(1).map(|name| &name[..]) {
         Some(b"launch") => launcher::main(&args),
@@ -56,6 +58,7 @@ pub extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
         Some(b"agent") if args.len() == 4 => aether::main(&args),
         Some(b"task") if args.len() == 3 => task::main(&args),
         Some(b"client") if args.len() >= 5 => client::main(&args[2], &args[3], &args[4..]),
+        Some(b"kvm") => kvm::main(),
         Some(b"version") => {
             let _ = sys::write_all(1, format!("{} {}\n", wire::VERSION, BUILD).as_bytes());
             0

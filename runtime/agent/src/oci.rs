@@ -51,6 +51,11 @@ fn become_runtime(args: &[Vec<u8>], channel: Fd) -> ! {
     let prepared: Result<()> = sys::new_session().and_then(|_| {
         // Another number first: it may be 3 already, and would be closed by the exec.
         let high = sys::dup_from(channel.0, 10)?;
+        // The runtime gives its standard streams to the sandbox's user: not those of the keeper, which are /dev/null and everybody's.
+        let streams = sys::memfd(b"streams", 0)?;
+        for number in 0..3 {
+            sys::dup_to(streams.0, number)?;
+        }
         sys::dup_to(high.0, CHANNEL)?;
         sys::close_range(CHANNEL as u32 + 1, u32::MAX, false);
         std::mem::forget(high);

@@ -129,7 +129,7 @@ extern "C" {
     fn execvp(p: *const c_char, a: *const *const c_char) -> c_int;
     fn socketpair(d: c_int, t: c_int, p: c_int, sv: *mut c_int) -> c_int;
     fn socket(d: c_int, t: c_int, p: c_int) -> c_int;
-    fn bind(fd: c_int, a: *const SockAddrUn, len: c_uint) -> c_int;
+    fn bind(fd: c_int, a: *const c_void, len: c_uint) -> c_int;
     fn listen(fd: c_int, n: c_int) -> c_int;
     fn accept4(fd: c_int, a: *mut c_void, l: *mut c_uint, fl: c_int) -> c_int;
     fn connect(fd: c_int, a: *const c_void, len: c_uint) -> c_int;
@@ -813,7 +813,7 @@ pub fn listen_at(path: &[u8]) -> Result<Fd> {
     let fd = new_socket(AF_UNIX, SOCK_STREAM | O_NONBLOCK)?;
     // Nobody else may connect, not even between bind and chmod.
     let before = unsafe { umask(0o177) };
-    let bound = check(unsafe { bind(fd.0, &address, length) });
+    let bound = check(unsafe { bind(fd.0, &address as *const SockAddrUn as *const c_void, length) });
     unsafe { umask(before) };
     bound?;
     check(unsafe { listen(fd.0, 512) })?;
@@ -821,6 +821,18 @@ pub fn listen_at(path: &[u8]) -> Result<Fd> {
 }
 pub fn accept_one(fd: i32) -> Result<Fd> {
     check(unsafe { accept4(fd, std::ptr::null_mut(), std::ptr::null_mut(), O_CLOEXEC) }).map(Fd)
+}
+/// `address`: a struct sockaddr of its family.
+pub fn bind_socket(fd: i32, address: &[u8]) -> Result<()> {
+    check(unsafe { bind(fd, address.as_ptr() as *const c_void, address.len() as c_uint) }).map(|_| ())
+}
+pub fn listen_on(fd: i32, waiting: i32) -> Result<()> {
+    check(unsafe { listen(fd, waiting) }).map(|_| ())
+}
+/// Who it is comes into `address`.
+pub fn accept_from(fd: i32, address: &mut [u8]) -> Result<Fd> {
+    let mut length = address.len() as c_uint;
+    check(unsafe { accept4(fd, address.as_mut_ptr() as *mut c_void, &mut length, O_CLOEXEC) }).map(Fd)
 }
 /// Connecting, and sending over it, fail when the other end takes nothing for so long.
 pub fn connect_to(path: &[u8], seconds: u64) -> Result<Fd> {

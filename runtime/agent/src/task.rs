@@ -80,7 +80,7 @@ pub fn main(args: &[Vec<u8>]) -> i32 {
     let dirs: Vec<i32> = String::from_utf8_lossy(&args[2]).split(',').filter_map(|one| one.parse().ok()).collect();
     let mut hello = wire::VERSION.to_le_bytes().to_vec();
     wire::put_bytes(&mut hello, crate::BUILD.as_bytes());
-    let mut link = Link { fd: channel };
+    let mut link = Link { fd: channel, held: Vec::new() };
     if link.send(wire::HELLO, &hello).is_err() {
         return 1;
     }
@@ -215,13 +215,19 @@ fn streams_to_nothing() -> sys::Result<()> {
 /// Frames over a socket that only one process at a time works with: it waits.
 pub struct Link {
     pub fd: Fd,
+    /// Goes with the next one, in one write.
+    held: Vec<u8>,
 }
 
 impl Link {
     pub fn send(&mut self, kind: u8, payload: &[u8]) -> sys::Result<()> {
-        let mut frame = Vec::with_capacity(wire::HEADER + payload.len());
-        wire::put_frame(&mut frame, kind, 0, payload);
-        sys::write_all(self.fd.0, &frame)
+        self.hold(kind, payload);
+        let all = std::mem::take(&mut self.held);
+        sys::write_all(self.fd.0, &all)
+    }
+
+    pub fn hold(&mut self, kind: u8, payload: &[u8]) {
+        wire::put_frame(&mut self.held, kind, 0, payload);
     }
 
     /// None: the host has gone, or sent what no frame can be.

@@ -1,6 +1,6 @@
 /**
- * Which task has which graphics processor. `exclusive`: a card or an instance of one belongs to one task, from its start to its end. `shared`: as many
- * as `perGpu` tasks have it together; one that is had exclusively is shared with nobody, and the other way round. Those that wait are served in the
+ * Which container of a pool has which graphics processor. `exclusive`: a card or an instance of one belongs to one of them. `shared`: as many
+ * as `perGpu` have it together; one that is had exclusively is shared with nobody, and the other way round. Those that wait are served in the
  * order that they came, so that many small ones do not keep out one that wants a card for itself.
  */
 import { fail } from '../../errors.ts';
@@ -17,7 +17,7 @@ export interface GpuRequest {
 
 export interface GpuLease {
   readonly gpu: Gpu;
-  /** What the task's programs see. */
+  /** What programs in it see. */
   readonly env: Readonly<Record<string, string>>;
   release(): void;
 }
@@ -67,12 +67,27 @@ export class GpuScheduler {
     this.serve();
   }
 
+  get isWaitedFor(): boolean {
+    return this.queue.length > 0;
+  }
+
+  /** What there is not will not be there for who waits. @throws RUNTIME_GPU_NONE */
+  refuseImpossible(request: GpuRequest): void {
+    if (this.uses.some(({ gpu }) => fits(gpu, request))) return;
+    const { profile, memoryMib } = request;
+    const size = memoryMib === undefined ? '' : ` with ${memoryMib} MiB`;
+    throw fail('RUNTIME_GPU_NONE', {
+      wanted:
+        profile === undefined ? `graphics processor${size}` : `instance ${profile} of a graphics processor${size}`,
+    });
+  }
+
   /** @throws RUNTIME_GPU_NONE, RUNTIME_FNCALL_BUSY, the signal's reason */
   take(request: GpuRequest, signal?: AbortSignal): Promise<GpuLease> {
-    if (!this.uses.some(({ gpu }) => fits(gpu, request))) {
-      return Promise.reject(
-        fail('RUNTIME_GPU_NONE', { wanted: request.profile ?? `a GPU with ${request.memoryMib ?? 0} MiB` }),
-      );
+    try {
+      this.refuseImpossible(request);
+    } catch (error) {
+      return Promise.reject(error);
     }
     const { waiting, waitMs } = this.options;
     const busy = (reason: string) => fail('RUNTIME_FNCALL_BUSY', { pool: 'gpu', reason, retryAfter: 5 });

@@ -11,11 +11,15 @@ export interface Gpu {
   /** `GPU-...`; of an instance `MIG-...`. What CUDA_VISIBLE_DEVICES takes. */
   readonly uuid: string;
   readonly name: string;
-  /** Of the card, as /dev/nvidiaN has it. */
+  /** Of the card. */
   readonly index: number;
+  /** Of an instance's card. */
+  readonly cardUuid?: string;
   /** Such as `1g.10gb`, of an instance. */
   readonly profile: string | undefined;
   readonly memoryMib: number | undefined;
+  /** Which one it is; undefined of a whole card, or where that is not said. */
+  readonly instance?: { readonly gpuInstance: number; readonly computeInstance: number } | undefined;
 }
 
 const run = promisify(execFile);
@@ -25,7 +29,10 @@ const PATIENCE_MS = 20_000;
 export async function listGpus(program = 'nvidia-smi'): Promise<Gpu[]> {
   const ask = async (...args: string[]) => (await run(program, args, { timeout: PATIENCE_MS })).stdout;
   try {
-    return parseGpus(await ask('-L'), await ask('--query-gpu=index,memory.total', '--format=csv,noheader,nounits'));
+    const list = await ask('-L');
+    const memory = await ask('--query-gpu=index,memory.total', '--format=csv,noheader,nounits');
+    // Long, and only of use where a card is divided.
+    return parseGpus(list, memory, /^\s+MIG /m.test(list) ? await ask('-q', '-x') : '');
   } catch (error) {
     if (systemCode(error) === 'ENOENT') return [];
     throw fail('RUNTIME_GPU', { reason: messageOf(error).trim() }, error);
@@ -33,7 +40,8 @@ export async function listGpus(program = 'nvidia-smi'): Promise<Gpu[]> {
 }
 
 /** @throws RUNTIME_GPU */
-export function parseGpus(list: string, memory: string): Gpu[] {
+export function parseGpus(list: string, memory: string, details = ''): Gpu[] {
+  const instances = parseInstances(details);
   const totals = new Map(
     memory.split('\n').flatMap((line) => {
       const [index, mib] = line.split(',').map((part) => part.trim());
@@ -50,19 +58,42 @@ export function parseGpus(list: string, memory: string): Gpu[] {
   };
   for (const line of list.split('\n')) {
     const whole = /^GPU (\d+): (.+) \(UUID: (GPU-[0-9a-f-]+)\)\s*$/.exec(line);
-    const part = /^\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[0-9A-Za-z/-]+)\)\s*$/.exec(line);
+    const part = /^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[0-9A-Za-z/-]+)\)\s*$/.exec(line);
     if (whole !== null) {
       close();
       const index = Number(whole[1]);
-      card = { uuid: whole[3]!, name: whole[2]!, index, profile: undefined, memoryMib: totals.get(index) };
+      const [, , name, uuid] = whole as unknown as [string, string, string, string];
+      const memoryMib = totals.get(index);
+      card = { uuid, name, index, profile: undefined, memoryMib };
       divided = false;
     } else if (part !== null && card !== undefined) {
       divided = true;
       const gigabytes = /\.(\d+)gb/.exec(part[1]!)?.[1];
       const memoryMib = gigabytes === undefined ? undefined : Number(gigabytes) * 1024;
-      found.push({ ...card, uuid: part[2]!, profile: part[1], memoryMib });
+      const uuid = part[3]!;
+      // Older drivers have it in the name.
+      const named = /\/(\d+)\/(\d+)$/.exec(uuid);
+      const instance =
+        named === null
+          ? instances.get(`${card.uuid} ${part[2]}`)
+          : { gpuInstance: Number(named[1]), computeInstance: Number(named[2]) };
+      found.push({ ...card, uuid, cardUuid: card.uuid, profile: part[1], memoryMib, instance });
     } else if (line.trim() !== '') throw fail('RUNTIME_GPU', { reason: `nvidia-smi -L says: ${line.trim()}` });
   }
   close();
+  return found;
+}
+
+/** By the card's UUID and the number that `nvidia-smi -L` gives an instance. */
+function parseInstances(xml: string): ReadonlyMap<string, NonNullable<Gpu['instance']>> {
+  const found = new Map<string, NonNullable<Gpu['instance']>>();
+  for (const [, card] of xml.matchAll(/<gpu id="[^"]*">([\s\S]*?)<\/gpu>/g)) {
+    const uuid = /<uuid>(GPU-[^<]+)<\/uuid>/.exec(card!)?.[1];
+    for (const [, device] of card!.matchAll(/<mig_device>([\s\S]*?)<\/mig_device>/g)) {
+      const number = (name: string) => Number(new RegExp(`<${name}>(\\d+)</${name}>`).exec(device!)?.[1]);
+      const instance = { gpuInstance: number('gpu_instance_id'), computeInstance: number('compute_instance_id') };
+      if (Object.values(instance).every(Number.isInteger)) found.set(`${uuid} ${number('index')}`, instance);
+    }
+  }
   return found;
 }

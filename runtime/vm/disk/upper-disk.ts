@@ -1,7 +1,7 @@
 /**
  * The disks of a sandbox that is a virtual machine: OverlayBD disks in its folder, each on top of an empty ext4 that all of one size share.
- * This process serves it to the machine over NBD; were it killed, the machine waits for the next one, and what was answered is there
- * (ublk-daemon keeps it in a file until it is on the disk).
+ * This process serves it to the machine: over NBD where its driver knows that, else as a device or a file of this host (ublk, FUSE). Were it killed, the
+ * machine waits for the next one, and what was answered is there (ublk-daemon keeps it in a file until it is on the disk).
  */
 import { existsSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -13,10 +13,13 @@ import {
   type LayerPlace,
   type NbdExport,
   type OpenDisk,
+  type OwnDevice,
   openDisk,
   openNamedDisk,
   serveNbd,
+  serveOwnDevice,
 } from '#ublk-daemon';
+import type { VmDrive } from '../vm-driver.ts';
 import { keepCompact } from './keep-compact.ts';
 
 const MIB = 1024 * 1024;
@@ -70,12 +73,29 @@ async function emptyFileSystem(root: string, sizeBytes: number): Promise<readonl
 export interface ServedDisks {
   /** With what the sandbox changes. */
   readonly upper: OpenDisk;
+  /** What its machine has as the drive of this name. */
+  source(name: string): VmDrive['source'];
+  /** As if this process had died: the machine waits for the next one. All that was answered is on the disk. */
+  leave(): Promise<void>;
   /** Nobody is served any more, and all of it is on the disk. */
   close(): Promise<void>;
 }
 
-/** A sandbox's disks, by the names that its machine asks for them. @param socket What the machine connects to. @throws NBD_LISTEN, DISK_* */
-export async function serveDisks(sandboxFolder: string, socket: string): Promise<ServedDisks> {
+export interface DiskPlace {
+  /** Of the machine. */
+  readonly folder: string;
+  /** What the machine connects to. */
+  readonly diskSocket: string;
+}
+
+interface Way {
+  source(name: string): VmDrive['source'];
+  leave(): Promise<void>;
+  close(): Promise<void>;
+}
+
+/** A sandbox's disks, by the names that its machine asks for them. @param nbd Whether it knows that. @throws NBD_LISTEN, UBLK_*, FILE_*, DISK_* */
+export async function serveDisks(sandboxFolder: string, place: DiskPlace, nbd: boolean): Promise<ServedDisks> {
   const opened: OpenDisk[] = [];
   const closeAll = async () => {
     for (const { disk } of opened) await disk.close();
@@ -91,21 +111,51 @@ export async function serveDisks(sandboxFolder: string, socket: string): Promise
       opened.push(disk);
       exports.push({ name, target: disk.disk });
     }
-    // Whoever had it was killed: the disk's lock says so.
-    rmSync(socket, { force: true });
-    const server = await serveNbd({ listen: `unix:${socket}`, exports });
+    const way = nbd ? await overNbd(exports, place.diskSocket) : await asDevices(exports, place.folder);
     const leaveCompact = keepCompact(opened.map(({ disk }) => disk));
     let closed: Promise<void> | undefined;
+    const done = (end: () => Promise<void>) => {
+      leaveCompact();
+      closed ??= end().finally(closeAll);
+      return closed;
+    };
     return {
       upper: opened[0]!,
-      close() {
-        leaveCompact();
-        closed ??= server.close(GRACE_MS).finally(closeAll);
-        return closed;
-      },
+      source: (name) => way.source(name),
+      leave: () => done(way.leave),
+      close: () => done(way.close),
     };
   } catch (error) {
     await closeAll();
     throw error;
   }
+}
+
+async function overNbd(exports: readonly NbdExport[], socket: string): Promise<Way> {
+  // Whoever had it was killed: the disk's lock says so.
+  rmSync(socket, { force: true });
+  const server = await serveNbd({ listen: `unix:${socket}`, exports });
+  const close = () => server.close(GRACE_MS);
+  return { source: (name) => ({ nbd: socket, export: name }), leave: close, close };
+}
+
+async function asDevices(exports: readonly NbdExport[], folder: string): Promise<Way> {
+  const devices = new Map<string, OwnDevice>();
+  const each = async (work: (device: OwnDevice) => Promise<void>) => {
+    for (const device of devices.values()) await work(device);
+  };
+  try {
+    for (const { name, target } of exports) devices.set(name, await serveOwnDevice(target, folder, name));
+  } catch (error) {
+    await each((device) => device.end()).catch(() => {});
+    throw error;
+  }
+  return {
+    source(name) {
+      const { path, isFile } = devices.get(name)!;
+      return isFile ? { file: path, isServed: true } : { file: path };
+    },
+    leave: () => each((device) => device.leave()),
+    close: () => each((device) => device.end()),
+  };
 }

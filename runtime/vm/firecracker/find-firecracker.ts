@@ -1,12 +1,12 @@
 /**
  * Whether Firecracker can run here: its programs, its version, and KVM. /dev/kvm alone proves nothing: nested, some hosts give it and run nothing in it. So
- * where QEMU is installed one instruction is run with it.
+ * dsec-agent runs a few instructions with it (runtime/agent/src/kvm.rs), once for each process.
  */
 import { spawnSync } from 'node:child_process';
 import { accessSync, constants } from 'node:fs';
 import { delimiter, join } from 'node:path';
 import { systemCode } from '#base';
-import { accelerator, findQemu } from '../qemu/accelerator.ts';
+import { findAgent } from '../../backend/agent-binary.ts';
 import {
   type FirecrackerVersion,
   flawOf,
@@ -34,16 +34,18 @@ export interface FirecrackerPlaces {
 
 const KVM = '/dev/kvm';
 const VERSION_MS = 10_000;
+/** Where nothing moves, it does not come back by itself. */
+const PROBE_MS = 5_000;
 
 export function firecrackerState(places: FirecrackerPlaces = {}): FirecrackerState {
   const binary = program(places.binary ?? process.env.DSEC_FIRECRACKER, 'firecracker');
   const wanted = places.jailer ?? process.env.DSEC_JAILER;
   const jailer = wanted === 'none' ? undefined : program(wanted, 'jailer');
-  const noKvm = kvmMissing(places.kvm ?? KVM);
-  if (noKvm !== undefined) return { missing: noKvm, binary, jailer };
   if (binary === undefined) {
     return { missing: `no firecracker in PATH or $DSEC_FIRECRACKER (take ${RECOMMENDED_FIRECRACKER})`, jailer };
   }
+  const noKvm = kvmMissing(places.kvm ?? KVM);
+  if (noKvm !== undefined) return { missing: noKvm, binary, jailer };
   const { stdout } = spawnSync(binary, ['--version'], { encoding: 'utf8', timeout: VERSION_MS, killSignal: 'SIGKILL' });
   const version = parseFirecrackerVersion(stdout ?? '');
   if (version === undefined) return { missing: `${binary} --version says no version`, binary, jailer };
@@ -55,7 +57,7 @@ export function firecrackerState(places: FirecrackerPlaces = {}): FirecrackerSta
   if (jailer === undefined && wanted !== 'none' && process.getuid?.() === 0) {
     return { missing: 'no jailer in PATH or $DSEC_JAILER: root runs Firecracker only in its jail', binary, version };
   }
-  // Last, for it takes seconds where it fails.
+  // Last, for it may take a while where it fails.
   const missing = places.kvm === undefined ? kvmStandsStill() : undefined;
   return { ...(missing === undefined ? {} : { missing }), binary, jailer, version };
 }
@@ -84,8 +86,26 @@ function kvmMissing(path: string): string | undefined {
   }
 }
 
+let stands: { readonly reason: string | undefined } | undefined;
+
+/** $DSEC_VM_ACCELERATOR says it without trying. */
 function kvmStandsStill(): string | undefined {
-  const qemu = findQemu();
-  if (qemu === undefined || accelerator(qemu) === 'kvm') return undefined;
-  return `${KVM} is there, but what is started with it does not run (tried)`;
+  const wish = process.env.DSEC_VM_ACCELERATOR;
+  if (wish === 'kvm') return undefined;
+  if (wish === 'tcg') return '$DSEC_VM_ACCELERATOR is tcg: KVM is not used';
+  stands ??= { reason: triedKvm() };
+  return stands.reason;
+}
+
+function triedKvm(): string | undefined {
+  const agent = findAgent();
+  if (agent === undefined) return 'dsec-agent, which tries KVM, is not built';
+  const { status, stdout } = spawnSync(agent.path, ['kvm'], {
+    encoding: 'utf8',
+    timeout: PROBE_MS,
+    killSignal: 'SIGKILL',
+  });
+  if (status === 0) return undefined;
+  const said = stdout?.trim() || `nothing moved for ${PROBE_MS / 1000} s`;
+  return `${KVM} is there, but runs no processor: ${said}`;
 }

@@ -10,7 +10,7 @@ import { Socket } from 'node:net';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDsecError, messageOf } from '#base';
-import { makePipe } from '#linux';
+import { giveTap, makePipe } from '#linux';
 import { fail } from '../../errors.ts';
 import { endProcess, findProcess, readMachineRecord, startProcess } from '../qemu/machine-process.ts';
 import { SerialConsole } from '../qemu/serial-console.ts';
@@ -40,7 +40,9 @@ import {
   type PlacedFile,
   placedFiles,
   startRequests,
+  VSOCK,
 } from './requests.ts';
+import { AGENT_VSOCK_PORT, connectVsock } from './vsock.ts';
 
 export interface FirecrackerOptions extends FirecrackerPlaces {
   /** Of the jailer, for one machine; its user is one of its own unless it says another. */
@@ -58,6 +60,8 @@ const FEATURES: VmFeatures = {
   accelerator: 'kvm',
   pmem: true,
   nbd: false,
+  serials: false,
+  lateDevices: false,
   snapshots: true,
   privateMemory: true,
   freePageReporting: true,
@@ -82,6 +86,9 @@ export function openFirecrackerDriver(options: FirecrackerOptions = {}): VmDrive
   return {
     name: 'firecracker',
     features: FEATURES,
+    // KVM tells it.
+    clockArguments: '',
+    agentChannel: (folder) => () => connectVsock(join(rootOf(folder), VSOCK), AGENT_VSOCK_PORT),
     start: (spec) => start(programs, spec),
     restore: (spec, snapshot, wish) => restore(programs, spec, snapshot, wish),
     find: (folder) => find(programs, folder),
@@ -113,7 +120,7 @@ async function restore(
     throw fail('VM_SNAPSHOT_DAMAGED', { path: state, problem: 'the state of its devices is missing' });
   }
   const source = memory === 'private' ? await sharedMemory(snapshot) : spec.memoryFile;
-  if (memory === 'copied') await fillMemory(source, snapshot);
+  if (memory === 'copied') await fillMemory(source, snapshot, jailerFor(programs, spec));
   try {
     const files: PlacedFile[] = [
       ...placedFiles(spec).filter(({ name }) => name !== 'kernel' && name !== 'initrd'),
@@ -156,7 +163,10 @@ async function begin(
   );
   try {
     // The jail is beside the record, at a fixed place: who finds the one takes the other away too.
-    const prepare = () => void makeRoot(spec, programs.binary, files, jailer);
+    const prepare = () => {
+      makeRoot(spec, programs.binary, files, jailer);
+      if (jailer !== undefined && spec.network !== undefined) giveTap(spec.network.tap, jailer.uid);
+    };
     const cwd = jailer === undefined ? rootOf(spec.folder) : '/';
     const process = startProcess(words[0]!, words.slice(1), spec, { cwd, output: writeFd, prepare });
     const api = new FirecrackerApi(join(rootOf(spec.folder), API_SOCKET), spec.id);
@@ -227,10 +237,12 @@ function userOf(id: string): number {
   return FIRST_USER + hash;
 }
 
-async function fillMemory(path: string, snapshot: Snapshot): Promise<void> {
-  const file = await open(path, 'wx', 0o644);
+/** For its owner alone: /dev/shm is open to all. */
+async function fillMemory(path: string, snapshot: Snapshot, owner?: JailerOptions): Promise<void> {
+  const file = await open(path, 'wx', 0o600);
   try {
     await file.truncate(snapshot.record.memoryBytes);
+    if (owner !== undefined) await file.chown(owner.uid, owner.gid);
   } finally {
     await file.close();
   }

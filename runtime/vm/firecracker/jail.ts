@@ -98,9 +98,19 @@ export function makeRoot(
   return realpathSync(root);
 }
 
-function placeFile(spec: VmSpec, { name, source, readOnly }: PlacedFile, jailer: JailerOptions | undefined): void {
+function placeFile(spec: VmSpec, file: PlacedFile, jailer: JailerOptions | undefined): void {
+  const { name, source, readOnly, isServed = false } = file;
   const target = join(rootOf(spec.folder), inside(name));
   const bad = (problem: string) => fail('VM_SPEC', { id: spec.id, field: name, problem: `${source}: ${problem}` });
+  if (isServed) {
+    // Who may open it is its server's business; a bind mount asks nobody.
+    if (jailer === undefined) symlinkSync(source, target);
+    else {
+      writeFileSync(target, '');
+      bindMount(source, target, { readOnly });
+    }
+    return;
+  }
   const facts = statSync(source, { throwIfNoEntry: false });
   if (facts === undefined) throw bad('is not there');
   if (!facts.isFile() && !facts.isBlockDevice()) throw bad('is neither a file nor a block device');

@@ -29,6 +29,8 @@ export interface PlacedFile {
   readonly name: string;
   readonly source: string;
   readonly readOnly: boolean;
+  /** By this process, which must not wait for it. */
+  readonly isServed?: boolean;
 }
 
 /** @throws VM_SPEC, VM_UNSUPPORTED: what Firecracker does not have */
@@ -49,7 +51,7 @@ export function checkSpec(spec: VmSpec): void {
     if (!/^[A-Za-z0-9-]{1,20}$/.test(drive.id)) throw bad('drives', `${JSON.stringify(drive.id)} is no id`);
     if (ids.has(drive.id)) throw bad('drives', `${drive.id} is there twice`);
     ids.add(drive.id);
-    if ('nbd' in drive.source) throw lacks('drives from an NBD server: attach them to this machine first');
+    if ('nbd' in drive.source) throw lacks('drives from an NBD server');
     if (drive.source.format === 'qcow2') throw lacks('qcow2');
     if (drive.transport === 'pmem' && !drive.readOnly) throw bad('drives', `${drive.id}: pmem is read-only`);
   }
@@ -63,8 +65,9 @@ export function placedFiles(spec: VmSpec): PlacedFile[] {
     if (spec.boot.initrd !== undefined) files.push({ name: 'initrd', source: spec.boot.initrd, readOnly: true });
   }
   for (const drive of spec.drives) {
-    if ('file' in drive.source)
-      files.push({ name: driveFile(drive), source: drive.source.file, readOnly: drive.readOnly });
+    if (!('file' in drive.source)) continue;
+    const { file: source, isServed } = drive.source;
+    files.push({ name: driveFile(drive), source, readOnly: drive.readOnly, isServed });
   }
   return files;
 }

@@ -1,5 +1,6 @@
 /** A full machine as it is asked for, checked, put on record, and begun. */
-
+import { constants } from 'node:fs';
+import { copyFile } from 'node:fs/promises';
 import { processIdentity } from '#linux';
 import { fail } from '../../errors.ts';
 import type { CreateOptions } from '../../node/create-sandbox.ts';
@@ -13,7 +14,7 @@ import { type MachineFacts, type MachineWish, SCREEN } from './machine-facts.ts'
 
 const MEMORY_STEP = 2 * 1024 * 1024;
 
-/** @throws RUNTIME_LIMIT, RUNTIME_UNSUPPORTED, VM_SPEC */
+/** @throws RUNTIME_LIMIT, VM_SPEC */
 export function machineRecord(name: string, options: CreateOptions): SandboxRecord {
   const { store, base, requestId, ttlMs } = options;
   const limits = checkedLimits({ cpus: options.cpus, memoryBytes: options.memoryBytes });
@@ -45,9 +46,8 @@ export function machineRecord(name: string, options: CreateOptions): SandboxReco
   };
 }
 
-/** What it is made of, of what was asked for. @throws RUNTIME_UNSUPPORTED for what such a machine lacks */
+/** What it is made of, of what was asked for. @throws VM_SPEC */
 function factsOf(name: string, options: CreateOptions): MachineFacts {
-  refuseOthers(options);
   const wish: MachineWish = options.machine ?? {};
   const { firmware = 'bios', width = SCREEN.width, height = SCREEN.height } = wish;
   for (const [field, value] of Object.entries({ width, height })) {
@@ -61,30 +61,22 @@ function factsOf(name: string, options: CreateOptions): MachineFacts {
     width,
     height,
     cpus: Math.max(1, Math.ceil(options.cpus ?? MACHINE_SIZES.vm.cpus)),
+    agentPort: true,
     memoryBytes: Math.max(16, Math.floor(memory / MEMORY_STEP)) * MEMORY_STEP,
   };
-}
-
-function refuseOthers({ workspace, toolkits = [], env = [], network, user, workdir }: CreateOptions): void {
-  const wanted: [boolean, string][] = [
-    [workspace !== undefined || toolkits.length > 0, 'composition of images'],
-    [env.length > 0 || user !== undefined || workdir !== undefined, 'environment of commands'],
-    [network !== undefined && network.mode !== 'none', 'network'],
-  ];
-  for (const [isWanted, capability] of wanted) {
-    if (isWanted) throw fail('RUNTIME_UNSUPPORTED', { backend: FULL_VM, capability });
-  }
 }
 
 /** Its disk, then the machine. @throws VM_*, DISK_* */
 export async function beginMachine(
   sandbox: FullVmSandbox,
-  { store, base, openStoreLayer }: CreateOptions,
+  { store, base, openStoreLayer, machineDisk }: CreateOptions,
   folders: RuntimeFolders,
 ): Promise<void> {
+  const own = diskPath(sandboxFolders(folders, sandbox.name).folder);
   try {
     const disk = await baseDisk(store, base, folders.cacheDir, openStoreLayer);
-    await overlayDisk(disk, diskPath(sandboxFolders(folders, sandbox.name).folder), sandbox.name);
+    if (machineDisk === undefined) await overlayDisk(disk, own, sandbox.name);
+    else await copyFile(machineDisk, own, constants.COPYFILE_FICLONE);
   } catch (error) {
     sandbox.giveUp(error as Error);
     throw error;

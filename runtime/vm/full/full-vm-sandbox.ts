@@ -1,23 +1,25 @@
 /**
  * A sandbox that is a whole machine with a disk of its own: any operating system, no agent of ours inside. What it is asked goes by its screen, its
- * keyboard and its serial console; what only an agent can do fails with RUNTIME_UNSUPPORTED.
+ * keyboard and its serial console; commands and files by QEMU's guest agent where its system has that, else they fail with RUNTIME_UNSUPPORTED.
  *
  * Paused, its memory and devices are a snapshot in its folder, and no process is left. The order keeps disk and memory of one moment: a machine whose
  * record says `paused` never ran since the snapshot.
  */
-import { existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { readdir, rm } from 'node:fs/promises';
+import { constants, existsSync, mkdirSync, readFileSync } from 'node:fs';
+import { copyFile, readdir, rm } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { basename, join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import { failPoint, messageOf } from '#base';
-import type { CommandTrees } from '../../aether/agent-channel.ts';
 import type { KeeperChannel } from '../../aether/keeper-channel.ts';
 import type { KeptCommand } from '../../aether/kept-command.ts';
 import { endCgroups } from '../../backend/cgroup-cleanup.ts';
 import { fail } from '../../errors.ts';
+import { removeTapOf } from '../../network/sandbox-link.ts';
 import { AgentSandbox, type AgentSandboxParts, endNow } from '../../node/agent-sandbox.ts';
+import { featuresOf } from '../../sandbox-api/backend-table.ts';
 import type { Capability } from '../../sandbox-api/capabilities.ts';
+import type { ExecSpec } from '../../sandbox-api/exec.ts';
 import type { SandboxFiles } from '../../sandbox-api/files.ts';
 import type { AllLimits } from '../../sandbox-api/limits.ts';
 import type { PauseReport, SandboxEnd } from '../../sandbox-api/sandbox.ts';
@@ -29,30 +31,17 @@ import { machineSockets } from '../qemu/arguments.ts';
 import type { QemuDriver } from '../qemu/qemu-driver.ts';
 import { readSnapshot } from '../snapshot/snapshot-folder.ts';
 import type { RunningVm, VmConsole, VmSpec } from '../vm-driver.ts';
+import { GUEST_AGENT_PORT, GuestAgent } from './guest-agent.ts';
+import { MachineCommands } from './machine-commands.ts';
 import { type MachineFacts, VNC_PORT } from './machine-facts.ts';
+import { machineFiles } from './machine-files.ts';
 import { act, type ScreenAction, screenshot } from './screen.ts';
 
 export const FULL_VM = 'vm';
-export const FULL_VM_FEATURES: ReadonlySet<Capability> = new Set<Capability>([
-  'resident',
-  'pause',
-  'classes',
-  'cpu-limit',
-  'memory-limit',
-  'usage',
-  'screen',
-  'console',
-]);
+export const FULL_VM_FEATURES: ReadonlySet<Capability> = featuresOf('vm');
 
-const NOBODY = { toAgent() {}, cancel() {} };
-const NO_TREES: CommandTrees = {
-  groupOf: () => undefined,
-  killAll: async () => {},
-  killOthers: async () => {},
-  remove() {},
-  outOfMemoryCount: () => 0,
-  thaw() {},
-};
+/** Of a guest's file systems. */
+const FREEZE_MS = 20_000;
 /** Ticks of /proc/PID/stat. */
 const TICK_USEC = 10_000;
 const PAGE = 4096;
@@ -73,12 +62,29 @@ export class FullVmSandbox extends AgentSandbox {
   private vm: RunningVm | undefined;
   /** Pauses and resumes, one after the other. */
   private turn: Promise<unknown> = Promise.resolve();
+  /** Of the machine that runs. */
+  private agent: GuestAgent | undefined;
   /** The machine's process goes, and the sandbox does not end with it. */
   private suspending = false;
 
   constructor(parts: FullVmParts) {
-    super(parts, FULL_VM_FEATURES, NOBODY, NO_TREES);
+    const commands = new MachineCommands();
+    super(parts, FULL_VM_FEATURES, commands, commands.trees);
     this.own = parts;
+    const { link } = this;
+    const hasEnded = () => this.end !== undefined;
+    commands.attach({
+      agent: () => (this.vm === undefined ? undefined : this.agent),
+      receive: (kind, about, payload) => link.receive(kind, about, payload),
+      refuse: (id, error) => link.get(id)?.refuse(error),
+      lose: (id, reason) => {
+        const error = fail('RUNTIME_SANDBOX_GONE', { name: `${this.name}, command ${id},`, reason });
+        link.get(id)?.lose(error, reason);
+      },
+      get hasEnded() {
+        return hasEnded();
+      },
+    });
     this.folder = machineFolder(parts.places.folder);
     const ignore = () => {};
     parts.keeper.listen(parts.keptId, {
@@ -97,7 +103,7 @@ export class FullVmSandbox extends AgentSandbox {
       this.refuseEnded();
       mkdirSync(this.folder, { recursive: true, mode: 0o700 });
       const cgroups = makeMachineGroups(this.record.id, this.record.limits ?? {});
-      const vm = await this.own.driver().start(this.spec(cgroups));
+      const vm = await this.own.driver().start(await this.spec(cgroups));
       if (this.end !== undefined) await vm.kill();
       this.refuseEnded();
       this.adopt(vm);
@@ -120,17 +126,51 @@ export class FullVmSandbox extends AgentSandbox {
   async takeUp(): Promise<void> {
     this.noteReady.resolve();
     const { driver } = this.own;
-    if (this.isPaused) return driver().sweep(this.folder);
+    if (this.isPaused) {
+      await driver().sweep(this.folder);
+      await this.connectTap();
+      return this.link.reconcile();
+    }
     const found = await driver().find(this.folder);
     if (found === undefined) return this.hasEnded(endNow('lost', 'its machine has ended while nobody looked'));
     this.adopt(found);
+    await this.connectTap();
+    await this.link.reconcile();
     // It was being paused, or had just been resumed.
     if ((await found.state()) === 'stopped') await found.cont();
   }
 
   override leave(): void {
     super.leave();
+    this.agent?.close();
     this.vm?.detach?.();
+  }
+
+  /**
+   * Its disk as it is at one moment, to `path`: that of a machine that was switched off just then, with its file systems at rest where an agent answers. The
+   * machine stands still meanwhile, and goes on.
+   */
+  copyDisk(path: string): Promise<void> {
+    return this.inTurn(async () => {
+      this.refuseEnded();
+      const copy = () => copyFile(diskPath(this.own.places.folder), path, constants.COPYFILE_FICLONE);
+      if (this.isPaused) return copy();
+      const vm = this.running();
+      const agent = (await this.agentIsThere()) ? this.agent : undefined;
+      await agent?.ask('guest-fsfreeze-freeze', undefined, { timeoutMs: FREEZE_MS }).catch(() => {});
+      try {
+        await vm.stop();
+        await copy();
+      } finally {
+        await vm.cont().catch(() => {});
+        await agent?.ask('guest-fsfreeze-thaw', undefined, { timeoutMs: FREEZE_MS }).catch(() => {});
+      }
+    });
+  }
+
+  /** A path beside its disk: what is there goes with it. */
+  besideDisk(name: string): string {
+    return join(this.own.places.folder, name);
   }
 
   /** What it shows now, as PNG. A paused one is resumed. */
@@ -174,9 +214,15 @@ export class FullVmSandbox extends AgentSandbox {
       const beforeBytes = residentBytes(vm.pid);
       const before = this.machine.state;
       const state = (before ?? 0) + 1;
+      await this.link.stand();
       // Of a service that was killed before it had put it on record.
       await rm(this.statePath(state), { recursive: true, force: true });
-      await vm.snapshot(this.statePath(state), before === undefined ? {} : { base: this.statePath(before) });
+      try {
+        await vm.snapshot(this.statePath(state), before === undefined ? {} : { base: this.statePath(before) });
+      } catch (error) {
+        this.link.go();
+        throw error;
+      }
       failPoint('machine-saved');
       const pausedAt = new Date().toISOString();
       try {
@@ -186,6 +232,7 @@ export class FullVmSandbox extends AgentSandbox {
         // On a full disk, or it has ended. What nobody knows of is not there.
         await rm(this.statePath(state), { recursive: true, force: true });
         await vm.cont().catch(() => {});
+        this.link.go();
         throw error;
       }
       this.suspending = true;
@@ -204,7 +251,7 @@ export class FullVmSandbox extends AgentSandbox {
       const { pausedAt, stoodMs = 0 } = this.record.resident!;
       if (pausedAt === undefined) return;
       const cgroups = makeMachineGroups(this.record.id, this.record.limits ?? {});
-      const vm = await this.own.driver().restore(this.spec(cgroups), this.statePath(this.machine.state!));
+      const vm = await this.own.driver().restore(await this.spec(cgroups), this.statePath(this.machine.state!));
       failPoint('machine-restored');
       const stood = Math.max(0, Date.now() - Date.parse(pausedAt));
       try {
@@ -218,27 +265,51 @@ export class FullVmSandbox extends AgentSandbox {
       }
       this.adopt(vm);
       await vm.cont();
+      this.link.go();
     });
   }
 
   override get files(): SandboxFiles {
-    return new Proxy({} as SandboxFiles, {
-      get: () => async () => {
-        throw this.unsupported('files');
-      },
+    return this.ownFiles;
+  }
+  private readonly ownFiles = machineFiles({
+    withAgent: (work) => this.withAgent('files', work),
+    unsupported: () => this.unsupported('files'),
+  });
+
+  override async exec(spec: ExecSpec): Promise<KeptCommand> {
+    this.refuseEnded();
+    if (spec.terminal !== undefined) throw this.unsupported('terminal');
+    const { env = [], cwd, user } = spec;
+    if (env.length > 0 || cwd !== undefined || user !== undefined) throw this.unsupported('environment');
+    return this.withAgent('exec', () => super.exec(spec));
+  }
+
+  /** Somebody in the guest has its port open. */
+  private async agentIsThere(): Promise<boolean> {
+    const { qmp } = this.running();
+    const devices = this.agent === undefined ? [] : await qmp!.execute('query-chardev');
+    return Array.isArray(devices) && devices.some((one) => one?.label === 'port0' && one['frontend-open'] === true);
+  }
+
+  /** One whose machine was paused is resumed. @throws RUNTIME_UNSUPPORTED where no agent has its port open */
+  private withAgent<T>(capability: Capability, work: (agent: GuestAgent) => Promise<T>): Promise<T> {
+    return this.use(async () => {
+      this.running();
+      const { agent } = this;
+      if (agent === undefined || !(await this.agentIsThere())) throw this.unsupported(capability);
+      return work(agent);
     });
   }
-  override async exec(): Promise<KeptCommand> {
-    throw this.unsupported('commands');
-  }
+
   override async openShell(): Promise<ShellSession> {
     throw this.unsupported('sessions');
   }
   override async watch(): Promise<FileWatch> {
-    throw this.unsupported('files');
+    throw this.unsupported('watch');
   }
   async whileStill<T>(): Promise<T> {
-    throw this.unsupported('fork');
+    throw this.unsupported('pack-diff');
   }
   async update(): Promise<AllLimits> {
     throw this.unsupported('update');
@@ -263,7 +334,7 @@ export class FullVmSandbox extends AgentSandbox {
   }
 
   protected wake(): void {
-    this.resume().catch(() => {});
+    this.resume().catch((error: Error) => this.link.refuse(error));
   }
 
   protected kill(): void {
@@ -282,10 +353,14 @@ export class FullVmSandbox extends AgentSandbox {
   protected whenEnded(): void {}
 
   protected async dismantle(): Promise<void> {
+    const released = this.network.end().catch(() => {});
     await this.own.driver().sweep(this.folder);
     // Of a pause or a resume that was under way.
     await this.turn;
     await this.own.driver().sweep(this.folder);
+    await released;
+    const { id, network } = this.record;
+    if (network?.mode === 'policy') removeTapOf(network.number, id, this.own.folders.runDir);
     await endCgroups(this.record.id);
     await rm(this.folder, { recursive: true, force: true });
   }
@@ -312,9 +387,10 @@ export class FullVmSandbox extends AgentSandbox {
   }
 
   /** @param cgroups Files that its process enters them by. */
-  private spec(cgroups: readonly string[]): VmSpec {
-    const { firmware, width, height, cpus, memoryBytes } = this.machine;
+  private async spec(cgroups: readonly string[]): Promise<VmSpec> {
+    const { firmware, width, height, cpus, memoryBytes, agentPort } = this.machine;
     const serviceClass = this.record.resident?.class;
+    const network = await this.connectTap();
     return {
       id: this.record.id,
       folder: this.folder,
@@ -332,9 +408,19 @@ export class FullVmSandbox extends AgentSandbox {
         },
       ],
       display: { width, height },
+      ...(network === undefined ? {} : { network }),
+      ...(agentPort === true ? { ports: [{ name: GUEST_AGENT_PORT, socket: agentSocket(this.folder) }] } : {}),
       cgroups,
       ...(serviceClass === undefined ? {} : { serviceClass }),
     };
+  }
+
+  /** Before its machine runs, and while it does. Its guest asks for its address itself. @throws RUNTIME_NETWORK */
+  private async connectTap(): Promise<VmSpec['network']> {
+    const { id, name, network } = this.record;
+    if (network?.mode !== 'policy') return undefined;
+    const { tap, mac } = await this.own.network.connectTap({ id, name, network }, { asks: true });
+    return { tap, mac };
   }
 
   private statePath(state: number): string {
@@ -343,7 +429,11 @@ export class FullVmSandbox extends AgentSandbox {
 
   private adopt(vm: RunningVm): void {
     this.vm = vm;
+    this.agent?.close();
+    this.agent = vm.agentSocket === undefined ? undefined : new GuestAgent(vm.agentSocket, this.name);
+    const { agent } = this;
     vm.ended.then(({ reason, detail }) => {
+      agent?.close();
       if (this.vm === vm) this.vm = undefined;
       if (this.suspending) return;
       const known = this.knownEnd(false);
@@ -374,9 +464,13 @@ export class FullVmSandbox extends AgentSandbox {
     return done;
   }
 
-  private unsupported(capability: string): Error {
+  private unsupported(capability: Capability): Error {
     return fail('RUNTIME_UNSUPPORTED', { backend: FULL_VM, capability });
   }
+}
+
+function agentSocket(folder: string): string {
+  return join(folder, 'agent.sock');
 }
 
 export function diskPath(sandboxFolder: string): string {

@@ -18,6 +18,8 @@ export interface MachineFacts {
   readonly memoryBytes: number;
   /** It has run: what made it has not failed half way. */
   readonly ready?: boolean;
+  /** It has a port for a guest agent (guest-agent.ts); those that were made before there was one have none. */
+  readonly agentPort?: true;
   /** How often it was paused: names the folder of its last state. */
   readonly state?: number;
 }

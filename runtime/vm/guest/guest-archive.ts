@@ -12,6 +12,8 @@ import type { GuestKernel } from './guest-kernel.ts';
 
 /** Before the guest is told anything: what its port needs. */
 const FIRST = ['virtio_mmio'];
+/** Loaded where the machine has such a device: under Firecracker. */
+const VSOCK = ['vmw_vsock_virtio_transport'];
 /** By what a guest may need; checksums of both file systems come first, for nothing loads them for us. */
 const SUMS = ['crc32c-intel', 'crc32c_generic'];
 const PARTS = {
@@ -22,6 +24,7 @@ const PARTS = {
 } as const;
 
 export type GuestPart = keyof typeof PARTS;
+export const ALL_PARTS: readonly GuestPart[] = ['network', 'pmem', 'balloon'];
 
 export interface GuestArchive {
   readonly path: string;
@@ -33,11 +36,12 @@ export interface GuestArchive {
 export function guestArchive(kernel: GuestKernel, agent: string, folder: string): GuestArchive {
   const modules = new Modules(kernel);
   const first = modules.order(FIRST);
-  const all = modules.order([...FIRST, ...Object.values(PARTS).flat()]);
+  const vsock = modules.order(VSOCK);
+  const all = modules.order([...FIRST, ...VSOCK, ...Object.values(PARTS).flat()]);
   const program = readFileSync(agent);
   const key = createHash('sha256').update(program).update(all.join()).digest('hex').slice(0, 16);
   const path = join(folder, `guest-${kernel.version}-${key}.cpio`);
-  if (!existsSync(path)) make(path, folder, program, modules, all, first);
+  if (!existsSync(path)) make(path, folder, program, modules, all, { order: first, 'vsock-order': vsock });
   return { path, modulesFor: (parts) => modules.order(['always' as const, ...parts].flatMap((part) => PARTS[part])) };
 }
 
@@ -47,7 +51,7 @@ function make(
   program: Buffer,
   modules: Modules,
   all: readonly string[],
-  first: readonly string[],
+  lists: Readonly<Record<string, readonly string[]>>,
 ): void {
   mkdirSync(folder, { recursive: true, mode: 0o755 });
   const entries = [
@@ -56,7 +60,9 @@ function make(
     entry('dev/console', 0o020600, NOTHING, [5, 1]),
     entry('init', 0o100755, program),
     entry('modules', 0o040755, NOTHING),
-    entry('modules/order', 0o100644, Buffer.from(`${first.join('\n')}\n`)),
+    ...Object.entries(lists).map(([name, list]) =>
+      entry(`modules/${name}`, 0o100644, Buffer.from(`${list.join('\n')}\n`)),
+    ),
     ...all.map((name) => entry(`modules/${name}`, 0o100644, modules.read(name))),
     entry('TRAILER!!!', 0, NOTHING),
   ];

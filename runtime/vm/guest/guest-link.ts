@@ -1,13 +1,13 @@
 /**
- * The host's end of a guest's link: frames to and from it, each once and in order, over a socket of its machine that may go and come back (another process
- * of the machine after a resume, this service started anew). The other end is runtime/agent/src/guest/link.rs.
+ * The host's end of a guest's link: frames to and from it, each once and in order, over a channel of its machine that may go and come back (another process
+ * of the machine after a resume, this service started anew, a snapshot where the link is vsock). The other end is runtime/agent/src/guest/link.rs.
  *
  * - What is sent is numbered and kept until the guest says that it has it; after each connection the rest is sent again.
  * - What comes has numbers too, and is said to be taken when it was handled: what a process before this one had handled and not said comes again, as
  *   from the keeper. A guest says whatever it likes: what makes no sense ends it.
  */
 import { randomBytes } from 'node:crypto';
-import { connect, type Socket } from 'node:net';
+import type { Duplex } from 'node:stream';
 import { messageOf } from '#base';
 import type { AgentChannel } from '../../aether/agent-channel.ts';
 import {
@@ -20,6 +20,7 @@ import {
 } from '../../backend/agent-wire.ts';
 import { LaunchFailure } from '../../backend/launcher-channel.ts';
 import { fail } from '../../errors.ts';
+import { type OpenChannel, socketChannel } from './open-channel.ts';
 import { MOST_TO_GUEST, PACKET, PACKET_HEADER, type Packet, PacketParser, packetBytes } from './packets.ts';
 
 export interface GuestEvents {
@@ -45,10 +46,12 @@ const MOST_WAITING = 1 << 20;
 const PATIENCE_MS = 60_000;
 
 export class GuestLink implements AgentChannel {
-  private readonly path: string;
+  private readonly open: OpenChannel;
   private readonly events: GuestEvents;
   private session = newSession();
-  private socket: Socket | undefined;
+  private socket: Duplex | undefined;
+  /** Of connecting; what an earlier one brings is of no use. */
+  private attempt = 0;
   /** The guest has answered on this connection. */
   private isOpen = false;
   private isClosed = false;
@@ -65,9 +68,9 @@ export class GuestLink implements AgentChannel {
   private nextWork = 1;
   private readonly working = new Map<number, { resolve(answer: Buffer): void; reject(error: Error): void }>();
 
-  /** @param path Unix socket that the machine listens on. */
-  constructor(path: string, events: GuestEvents) {
-    this.path = path;
+  /** @param channel Or the path of a unix socket that the machine listens on. */
+  constructor(channel: OpenChannel | string, events: GuestEvents) {
+    this.open = typeof channel === 'string' ? socketChannel(channel) : channel;
     this.events = events;
     this.connect();
   }
@@ -113,9 +116,10 @@ export class GuestLink implements AgentChannel {
     return answeredWithin(taken, timeMs);
   }
 
-  /** The machine is going to be another process, with a socket at the same path. */
+  /** The machine is going to be another process, reached in the same way. */
   disconnect(): void {
     clearTimeout(this.timer);
+    this.attempt++;
     this.isOpen = false;
     const socket = this.socket;
     this.socket = undefined;
@@ -146,13 +150,21 @@ export class GuestLink implements AgentChannel {
 
   private connect(): void {
     if (this.isClosed) return;
-    const socket = connect({ path: this.path });
+    const attempt = this.attempt;
+    this.open().then(
+      (socket) => {
+        if (this.attempt === attempt) this.take(socket);
+        else socket.on('error', () => {}).destroy();
+      },
+      () => {
+        if (this.attempt === attempt) this.connectAgain();
+      },
+    );
+  }
+
+  private take(socket: Duplex): void {
     this.socket = socket;
     const parser = new PacketParser();
-    socket.on('connect', () => {
-      socket.write(ZEROS);
-      this.greet();
-    });
     socket.on('data', (bytes: Buffer) => {
       if (this.socket !== socket) return;
       try {
@@ -173,6 +185,10 @@ export class GuestLink implements AgentChannel {
     socket.on('close', () => {
       if (this.socket === socket) this.connectAgain();
     });
+    socket.write(ZEROS);
+    this.greet();
+    // It may have been stopped, so that nothing of it is lost.
+    socket.resume();
   }
 
   private connectAgain(): void {

@@ -90,6 +90,7 @@ const WORK = {
   network: 9,
   hostName: 10,
   powerOff: 11,
+  modules: 12,
 } as const;
 
 const asked = (work: keyof typeof WORK) => new PayloadWriter().u8(WORK[work]);
@@ -118,6 +119,11 @@ export const guestWork = {
   },
   hostName: (name: string) => asked('hostName').bytes(name).done(),
   powerOff: () => asked('powerOff').done(),
+  /** Of the archive, in this order. */
+  modules: (names: readonly string[]) => {
+    const out = asked('modules');
+    return out.list(names, (name) => out.bytes(name)).done();
+  },
 } as const;
 
 /** Undefined for one that could not be read. @throws RUNTIME_AGENT_PROTOCOL */

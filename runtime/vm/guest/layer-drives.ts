@@ -2,7 +2,7 @@
  * The layers of a sandbox as drives of its machine: the very files that a container's mounts are of, so that a lazy store is read lazily here too, each a
  * drive of its own; or, to be read in place (DAX), one file for each layer, which all machines of the node share.
  */
-import { closeSync, existsSync, mkdirSync, openSync, readSync } from 'node:fs';
+import { chmodSync, closeSync, existsSync, mkdirSync, openSync, readSync } from 'node:fs';
 import { type FileHandle, open, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { hexOf } from '#base';
@@ -21,6 +21,8 @@ export interface LayerDrives {
 const MOST_DRIVES = 14;
 const PMEM_STEP = 2 << 20;
 const COPY_BYTES = 1 << 20;
+/** A jailed machine reads it as another user; the folder is closed to all others. */
+const FILE_MODE = 0o644;
 /** Whoever wants the same waits for it. */
 const COPY_MS = 600_000;
 
@@ -67,7 +69,11 @@ export async function layerDrives({ layers, files, cacheDir, pmem }: LayerDrives
  */
 async function wholeLayer(layer: ErofsLayer, files: BlobFiles, folder: string): Promise<string> {
   const path = join(folder, `${hexOf(layer.meta.digest)}.erofs`);
-  if (existsSync(path)) return path;
+  if (existsSync(path)) {
+    // Older ones were for root alone.
+    chmodSync(path, FILE_MODE);
+    return path;
+  }
   const meta = await files.fileFor(layer.meta);
   const parts = [{ file: meta, at: 0 }];
   const places = devicePlaces(meta);
@@ -93,11 +99,13 @@ async function writeParts(
   path: string,
 ): Promise<void> {
   const work = `${path}.new`;
-  const out = await open(work, 'w', 0o600);
+  const out = await open(work, 'w', FILE_MODE);
   try {
     let end = 0;
     for (const { file, at } of parts) end = Math.max(end, await copyInto(out, file, at));
     await out.truncate(Math.ceil(end / PMEM_STEP) * PMEM_STEP);
+    // Whatever the umask is.
+    await out.chmod(FILE_MODE);
     await out.sync();
     await rename(work, path);
     await syncFolder(dirname(path));

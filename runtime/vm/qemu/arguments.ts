@@ -16,6 +16,8 @@ const PMEM_STEP = 2 * MIB;
 /** Cache of translated code: TCG's default is a gigabyte a machine. */
 const TRANSLATION_MIB = 128;
 const MAX_ID = 20;
+/** Room for memory devices that a machine with late ones has, whatever comes: where its guest finds things follows from it. */
+export const LATE_PMEM_BYTES = 64 * 2 ** 30;
 /** A day: a disk whose server is away stands still, as one on a machine that is being mended would; an error would cost the guest its file system. */
 const RECONNECT_SECONDS = 86_400;
 
@@ -46,7 +48,10 @@ export const OVMF = { code: '/usr/share/OVMF/OVMF_CODE_4M.fd', variables: '/usr/
 
 export function machineKind(spec: VmSpec): 'microvm' | 'q35' {
   const needsPci =
-    'firmware' in spec.boot || spec.display !== undefined || spec.drives.some(({ transport }) => transport === 'pmem');
+    spec.lateDevices === true ||
+    'firmware' in spec.boot ||
+    spec.display !== undefined ||
+    spec.drives.some(({ transport }) => transport === 'pmem');
   return needsPci ? 'q35' : 'microvm';
 }
 
@@ -70,14 +75,26 @@ export function machineArguments(spec: VmSpec, way: Accelerator, incoming?: Inco
     share: incoming?.privateMemory === undefined,
   };
   const size = `${spec.memoryBytes / MIB}M`;
-  const most = spec.memoryBytes + pmemBytes.reduce((sum, bytes) => sum + bytes, 0);
+  const placed = pmemBytes.reduce((sum, bytes) => sum + bytes, 0);
+  const isLate = spec.lateDevices === true;
+  if (isLate && placed > LATE_PMEM_BYTES) {
+    throw fail('VM_SPEC', {
+      id: spec.id,
+      field: 'drives',
+      problem: `${placed} bytes of pmem, beyond ${LATE_PMEM_BYTES}`,
+    });
+  }
+  const most = spec.memoryBytes + (isLate ? LATE_PMEM_BYTES : placed);
   return [
     ...['-nodefaults', '-no-user-config', '-name', `dsec-${spec.id.replaceAll(',', '')}`, '-S'],
     ...['-sandbox', 'on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny'],
     ...['-M', `${machine},memory-backend=ram`],
     ...(way === 'kvm' ? ['-accel', 'kvm'] : ['-accel', `tcg,thread=multi,tb-size=${TRANSLATION_MIB}`]),
     ...['-cpu', way === 'kvm' ? KVM_PROCESSOR : 'max', '-smp', String(spec.cpus)],
-    ...['-m', pmem.length === 0 ? size : `size=${size},slots=${pmem.length},maxmem=${most / MIB}M`],
+    ...[
+      '-m',
+      most === spec.memoryBytes ? size : `size=${size},slots=${isLate ? 1 : pmem.length},maxmem=${most / MIB}M`,
+    ],
     ...['-object', JSON.stringify(memory)],
     ...['-rtc', 'base=utc,clock=host'],
     ...socketDevice('qmp', sockets.monitor),

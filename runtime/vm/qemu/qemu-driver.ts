@@ -9,6 +9,7 @@ import { rm } from 'node:fs/promises';
 import { setTimeout as delay } from 'node:timers/promises';
 import { messageOf, systemCode } from '#base';
 import { fail } from '../../errors.ts';
+import { socketChannel } from '../guest/open-channel.ts';
 import { forgetPrivateMemory, privateMemory } from '../snapshot/private-memory.ts';
 import { restoreMemory, sendState } from '../snapshot/restore-snapshot.ts';
 import { readSnapshot } from '../snapshot/snapshot-folder.ts';
@@ -27,8 +28,6 @@ const CAPABILITIES = [{ capability: 'x-ignore-shared', state: true }];
 
 export interface QemuDriver extends VmDriver {
   readonly name: 'qemu';
-  /** Part of a kernel's command line: what it has to know about its clock. */
-  readonly clockArguments: string;
 }
 
 /** @throws VM_UNSUPPORTED where there is no QEMU */
@@ -45,6 +44,8 @@ export function openQemuDriver(): QemuDriver {
     accelerator: way,
     pmem: true,
     nbd: true,
+    serials: true,
+    lateDevices: true,
     snapshots: true,
     privateMemory: true,
     freePageReporting: true,
@@ -55,6 +56,7 @@ export function openQemuDriver(): QemuDriver {
     name: 'qemu',
     features,
     clockArguments: clockArguments(way),
+    agentChannel: (_folder, socket) => socketChannel(socket),
     start: (spec) => start(program, spec, way),
     restore: (spec, snapshot, options) => restore(program, spec, way, snapshot, options),
     find,

@@ -53,6 +53,7 @@ export class FileRequests {
   readonly #fd: number;
   readonly #target: BlockTarget;
   readonly #readOnly: boolean;
+  readonly #shared: boolean;
   readonly #immediate: Immediate | undefined;
   readonly #extents: Extents | undefined;
   readonly #blocks: WholeBlocks;
@@ -63,11 +64,17 @@ export class FileRequests {
   #spare: Buffer | undefined;
   #ended = false;
 
-  /** `onAnswered`: something that waited does not any more. */
-  constructor(fd: number, target: BlockTarget, readOnly: boolean, onAnswered: () => void) {
+  /** `shared`: any user may open it. `onAnswered`: something that waited does not any more. */
+  constructor(
+    fd: number,
+    target: BlockTarget,
+    { readOnly, shared }: { readonly readOnly: boolean; readonly shared: boolean },
+    onAnswered: () => void,
+  ) {
     this.#fd = fd;
     this.#target = target;
     this.#readOnly = readOnly;
+    this.#shared = shared;
     this.#immediate = immediateOf(target);
     this.#extents = extentsOf(target);
     this.#blocks = new WholeBlocks(target);
@@ -219,7 +226,8 @@ export class FileRequests {
   #attributes(reply: Buffer): number {
     const { sizeBytes } = this.#target;
     const blocks = Math.max(1, sizeBytes / 512 - (this.#extents === undefined ? 0 : 1));
-    return fuse.encodeFileAttributes(reply, { sizeBytes, blocks, readOnly: this.#readOnly, timeSec: this.#timeSec });
+    const [readOnly, shared, timeSec] = [this.#readOnly, this.#shared, this.#timeSec];
+    return fuse.encodeFileAttributes(reply, { sizeBytes, blocks, readOnly, shared, timeSec });
   }
 
   /** The size stays. Emptied by a program that opens it to overwrite it (O_TRUNC), it stays as it is, as a block device does. */

@@ -29,6 +29,8 @@ export interface FileServerOptions {
   readonly path: string;
   /** Refuse writes; those of a read-only target always are. */
   readonly readOnly?: boolean;
+  /** Any user who reaches the path may open it; else its owner alone, who is root. */
+  readonly shared?: boolean;
   /** Make a loop device over it. */
   readonly loop?: boolean;
   /** The mount outlives this process, and waits for `resumeFile`. Where the kernel can send requests again (Linux 6.9). */
@@ -81,7 +83,7 @@ export async function serveFile(options: FileServerOptions): Promise<FileServer>
     leaveMountPlace(place);
     throw fail('FILE_UNAVAILABLE', { reason: messageOf(error) }, error);
   }
-  const serving = new Serving(target, place, connection.fd, readOnly);
+  const serving = new Serving(target, place, connection.fd, { readOnly, shared: options.shared === true });
   try {
     setReadAhead(connection.device, READ_AHEAD_KIB);
     if (options.hold && connection.agreed.canResend) await serving.hold();
@@ -111,7 +113,8 @@ export async function resumeFile(options: FileServerOptions): Promise<FileServer
     closeSync(fd);
     return undefined;
   }
-  const serving = new Serving(target, { path, made: true }, fd, options.readOnly === true || target.readOnly);
+  const access = { readOnly: options.readOnly === true || target.readOnly, shared: options.shared === true };
+  const serving = new Serving(target, { path, made: true }, fd, access);
   serving.held = true;
   try {
     const [loop] = loopsOf(path);
@@ -144,9 +147,14 @@ class Serving implements FileServer {
   #stopped: Promise<void> | undefined;
   #reject: (error: unknown) => void = () => {};
 
-  constructor(target: BlockTarget, place: MountPlace, fd: number, readOnly: boolean) {
+  constructor(
+    target: BlockTarget,
+    place: MountPlace,
+    fd: number,
+    access: { readonly readOnly: boolean; readonly shared: boolean },
+  ) {
     this.#target = target;
-    this.#readOnly = readOnly;
+    this.#readOnly = access.readOnly;
     this.#place = place;
     this.#fd = fd;
     this.failed = new Promise((_, reject) => {
@@ -157,7 +165,7 @@ class Serving implements FileServer {
     this.#ended = new Promise((resolve) => {
       this.#setEnded = resolve;
     });
-    this.#requests = new FileRequests(fd, target, readOnly, () => this.#answered());
+    this.#requests = new FileRequests(fd, target, access, () => this.#answered());
     this.#watch = new DeviceWatch(fd, () => this.#serve());
     this.#watch.arm();
   }

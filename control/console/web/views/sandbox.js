@@ -11,6 +11,7 @@ import { sandboxOf } from '../state/sandbox.js';
 import { commandsTab } from './sandbox-commands.js';
 import { networkTab } from './sandbox-network.js';
 import { overviewTab } from './sandbox-overview.js';
+import { screenTab } from './sandbox-screen.js';
 import { terminalTab } from './sandbox-terminal.js';
 
 const POLL_MS = 3000;
@@ -23,7 +24,14 @@ const TABS = /** @type {const} */ ([
   { key: 'commands', title: 'Commands', make: commandsTab },
   { key: 'network', title: 'Network', make: networkTab },
   { key: 'terminal', title: 'Terminal', make: terminalTab },
+  { key: 'screen', title: 'Screen', make: screenTab },
 ]);
+
+/** A full machine has a screen; what has none has a terminal. @param {TabKey} key @param {SandboxRow | undefined} row */
+function isThere(key, row) {
+  const isMachine = row?.view.backend === 'vm';
+  return key === 'screen' ? isMachine : key !== 'terminal' || !isMachine;
+}
 
 /** @typedef {(typeof TABS)[number]['key']} TabKey */
 
@@ -62,9 +70,11 @@ export function sandboxView({ api, cluster }, place) {
   function walk(event) {
     const by = /** @type {Record<string, number>} */ ({ ArrowRight: 1, ArrowLeft: -1 })[event.key];
     if (by === undefined) return;
-    const at = (TABS.findIndex(({ key }) => key === current) + by + TABS.length) % TABS.length;
-    choose(/** @type {(typeof TABS)[number]} */ (TABS[at]).key);
-    buttons[at]?.focus();
+    const shown = TABS.filter(({ key }) => isThere(key, row));
+    const at = (shown.findIndex(({ key }) => key === current) + by + shown.length) % shown.length;
+    const { key } = /** @type {(typeof TABS)[number]} */ (shown[at]);
+    choose(key);
+    buttons[TABS.findIndex((one) => one.key === key)]?.focus();
   }
 
   /** @param {TabKey} key */
@@ -75,7 +85,10 @@ export function sandboxView({ api, cluster }, place) {
   }
 
   function showTab() {
+    if (row !== undefined && !isThere(current, row)) current = 'overview';
     TABS.forEach(({ key }, i) => {
+      const button = buttons[i];
+      if (button !== undefined) button.hidden = !isThere(key, row);
       buttons[i]?.setAttribute('aria-selected', String(key === current));
       buttons[i]?.setAttribute('tabindex', key === current ? '0' : '-1');
     });

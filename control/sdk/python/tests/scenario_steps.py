@@ -304,6 +304,11 @@ async def fncall(site: Site, given: With) -> Any:
     }
 
 
+async def run_fncall(site: Site, given: With) -> Any:
+    done = await site.client.run_fncall(DSecFnCallRunArgs(container_image=site.image, **given))
+    return {"status": done.status, "stdout": None if done.run is None else done.run.stdout.decode()}
+
+
 STEPS: Dict[str, Callable[[Site, With], Awaitable[Any]]] = {
     "run_shell": run_shell,
     "run": run,
@@ -357,7 +362,7 @@ STEPS: Dict[str, Callable[[Site, With], Awaitable[Any]]] = {
     "get": lambda site, given: site.client.get_sandbox(given["id"]),
     "stop": lambda site, given: site.sandbox.stop(grace=0.5),
     "fncall": fncall,
-    "run_fncall": lambda site, given: site.client.run_fncall(DSecFnCallRunArgs(container_image=site.image)),
+    "run_fncall": run_fncall,
     "run_microvm": lambda site, given: site.client.run_microvm(DSecMicroVMRunArgs(image=site.image)),
     "run_vm": lambda site, given: site.client.run_vm(DSecVMRunArgs(image=site.image)),
     "batch": batch,

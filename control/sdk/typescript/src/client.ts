@@ -9,13 +9,13 @@ import {
   InvalidRequest,
   UnsupportedError,
 } from './errors.ts';
-import { FnCall } from './fncall.ts';
+import { type DSecFnCallRunArgs, FnCall, type FnCallResult, taskOf } from './fncall.ts';
 import {
   type Backend,
   createBody,
   type DSecContainerRunArgs,
-  type DSecFnCallRunArgs,
   type DSecMicroVMRunArgs,
+  type DSecRunArgs,
   type DSecVMRunArgs,
 } from './run-args.ts';
 import { Sandbox } from './sandbox.ts';
@@ -93,6 +93,18 @@ export class DSecClient implements AsyncDisposable {
   }
 
   /**
+   * The same call whatever it is to live in: only the backend's name differs. `image` is a container image, of `vm` a disk.
+   * @throws UnsupportedError for what a backend has not (docs/backends.md): of `fncall` there are no sandboxes; as the ones below
+   */
+  async run(
+    backend: Backend,
+    args: DSecRunArgs & { readonly image: string },
+    options: CallOptions = {},
+  ): Promise<Sandbox> {
+    return this.create(backend, args, options);
+  }
+
+  /**
    * Resolves when the sandbox is ready for its first command. Given up meanwhile, it is removed.
    * @param options.timeoutMs Until then it waits for room, too.
    * @throws QuotaExceeded, NoCapacity, RateLimited, PermissionDenied, DSecTimeoutError
@@ -100,10 +112,11 @@ export class DSecClient implements AsyncDisposable {
   async runContainer(args: DSecContainerRunArgs, options: CallOptions = {}): Promise<Sandbox> {
     return this.create('container', args, options);
   }
-  /** @throws UnsupportedError where the cluster has no such backend; as the two below */
-  async runFncall(args: DSecFnCallRunArgs, options: CallOptions = {}): Promise<Sandbox> {
-    return this.create('fncall', args, options);
+  /** A short task, without a sandbox of one's own: `fncall.run` in the words of the others. @throws as that does */
+  async runFncall(args: DSecFnCallRunArgs, options: CallOptions = {}): Promise<FnCallResult> {
+    return this.fncall.run(taskOf(args), options);
   }
+  /** @throws UnsupportedError where the cluster has no such backend; as the one below */
   async runMicrovm(args: DSecMicroVMRunArgs, options: CallOptions = {}): Promise<Sandbox> {
     return this.create('microvm', args, options);
   }
@@ -111,7 +124,7 @@ export class DSecClient implements AsyncDisposable {
     return this.create('vm', args, options);
   }
 
-  /** Short tasks, without a sandbox of one's own. */
+  /** Short tasks. */
   get fncall(): FnCall {
     return new FnCall(this.transport);
   }

@@ -1,5 +1,6 @@
 /** Short tasks that leave nothing behind: code goes in, what it wrote, used and made comes out. */
 import { Buffer } from 'node:buffer';
+import { mebibytes, milliseconds } from './run-args.ts';
 import type { CallOptions, Transport } from './transport.ts';
 
 export interface FnCallLimits {
@@ -36,6 +37,36 @@ export interface FnCallTask {
   readonly compileOnly?: boolean;
   /** `false`: by an interpreter that starts for it. */
   readonly warm?: boolean;
+  /** A task that runs before it, maybe in another pool: the files that it gives back (`fetch`) are put in. */
+  readonly from?: Omit<FnCallTask, 'from' | 'project'>;
+}
+
+/** A task, in the words of the other run arguments. */
+export interface DSecFnCallRunArgs extends Omit<FnCallTask, 'image'> {
+  /** In place of a pool. */
+  readonly containerImage?: string;
+  /** MiB. */
+  readonly memoryLimitMb?: number;
+  /** MiB. */
+  readonly diskLimitMb?: number;
+  readonly pidsLimit?: number;
+  /** Of the run, in seconds; the compiler has its own. */
+  readonly timeLimitSeconds?: number;
+  /** Processor time of all its processes together. */
+  readonly cpuLimitSeconds?: number;
+}
+
+/** What `FnCall.run` takes; `limits` are further ones, above the others. */
+export function taskOf(args: DSecFnCallRunArgs): FnCallTask {
+  const { containerImage, memoryLimitMb, diskLimitMb, pidsLimit, timeLimitSeconds, cpuLimitSeconds, ...task } = args;
+  const named: FnCallLimits = {
+    wallMs: milliseconds(timeLimitSeconds),
+    cpuMs: milliseconds(cpuLimitSeconds),
+    memoryBytes: mebibytes(memoryLimitMb),
+    diskBytes: mebibytes(diskLimitMb),
+    pids: pidsLimit,
+  };
+  return { ...task, image: containerImage, limits: { ...named, ...task.limits } };
 }
 
 export type FnCallStatus =
@@ -83,12 +114,8 @@ export class FnCall {
 
   /** While all are busy it is asked again, until the time is up. @throws RateLimited, NotFound, InvalidRequest, Unavailable */
   async run(task: FnCallTask, options: CallOptions = {}): Promise<FnCallResult> {
-    const { files, stdin, ...rest } = task;
-    const body = {
-      ...rest,
-      files: files && Object.entries(files).map(([path, content]) => ({ path, contentBase64: base64(content) })),
-      stdinBase64: stdin === undefined ? undefined : base64(stdin),
-    };
+    const { from, ...rest } = task;
+    const body = { ...wireTask(rest), from: from && wireTask(from) };
     return resultOf(await this.transport.json<Wire>('POST', '/v1/fncall/run', { ...options, body }));
   }
 
@@ -96,6 +123,14 @@ export class FnCall {
   async languages(options: CallOptions = {}): Promise<Readonly<Record<string, unknown>>> {
     return this.transport.json('GET', '/v1/fncall/languages', options);
   }
+}
+
+function wireTask({ files, stdin, ...rest }: FnCallTask): Wire {
+  return {
+    ...rest,
+    files: files && Object.entries(files).map(([path, content]) => ({ path, contentBase64: base64(content) })),
+    stdinBase64: stdin === undefined ? undefined : base64(stdin),
+  };
 }
 
 function base64(content: string | Uint8Array): string {

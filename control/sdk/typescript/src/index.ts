@@ -31,6 +31,7 @@ export {
 export type { TreeOptions } from './file-trees.ts';
 export type { FileEntry, FileEvent, FileStatus, SandboxFiles } from './files.ts';
 export {
+  type DSecFnCallRunArgs,
   FnCall,
   type FnCallLimits,
   type FnCallResult,
@@ -41,7 +42,6 @@ export {
 export type { OutputPart, StreamName } from './output-frames.ts';
 export type {
   DSecContainerRunArgs,
-  DSecFnCallRunArgs,
   DSecMicroVMRunArgs,
   DSecRunArgs,
   DSecVMRunArgs,

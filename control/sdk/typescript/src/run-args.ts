@@ -55,6 +55,10 @@ export interface DSecRunArgs {
   readonly labels?: readonly string[];
   /** On a node that has no other user's sandboxes. */
   readonly alone?: boolean;
+  /** Graphics processors of its own. */
+  readonly gpus?: number;
+  /** `h100-80gb-hbm3`: one unless `gpus` says more. */
+  readonly gpuKind?: string;
   readonly userns?: 'private' | 'host';
   readonly runtime?: string;
   /** Further ones, above those before. */
@@ -62,9 +66,6 @@ export interface DSecRunArgs {
 }
 
 export interface DSecContainerRunArgs extends DSecRunArgs {
-  readonly containerImage: string;
-}
-export interface DSecFnCallRunArgs extends DSecRunArgs {
   readonly containerImage: string;
 }
 export interface DSecMicroVMRunArgs extends DSecRunArgs {
@@ -79,6 +80,7 @@ export interface DSecVMRunArgs extends DSecRunArgs {
   readonly height?: number;
 }
 
+/** As records name them; `fncall` makes no sandbox that stays: `runFncall`. */
 export type Backend = 'container' | 'fncall' | 'microvm' | 'vm';
 
 export function createBody(
@@ -115,6 +117,8 @@ export function createBody(
     runtime: args.runtime,
     labels: args.labels,
     alone: args.alone,
+    gpus: args.gpus,
+    gpuKind: args.gpuKind,
   };
 }
 
@@ -151,6 +155,6 @@ export function milliseconds(seconds: number | undefined): number | undefined {
   return seconds === undefined ? undefined : Math.round(seconds * 1000);
 }
 
-function mebibytes(count: number | undefined): number | undefined {
+export function mebibytes(count: number | undefined): number | undefined {
   return count === undefined ? undefined : Math.round(count * 2 ** 20);
 }

@@ -1,8 +1,8 @@
-//! The guest's end of its link to the host: frames in numbered packets over the virtio port, so that neither a service that is started again, nor a
+//! The guest's end of its link to the host: frames in numbered packets over the virtio port, or over connections of vsock that come and go, so that neither a service that is started again, nor a
 //! machine that goes on in another process, nor a connection that was cut loses a frame or brings one twice. docs/agent-protocol.md has the format;
 //! the other end is runtime/vm/vm-link.ts.
 //!
-//! - A port has no end that can be relied on: whatever comes is searched for the next packet whose checksums hold.
+//! - A port of virtio-serial has no end that can be relied on: whatever comes is searched for the next packet whose checksums hold.
 //! - A session is one process of the host. What a session has sent is numbered; another one begins anew, and what the one before left half is dropped.
 //! - What is sent to the host has numbers of its own, for as long as the guest lives, and stays here until the host has said that it took it.
 
@@ -140,7 +140,12 @@ const fn table() -> [u32; 256] {
 }
 
 pub struct Link {
-    pub port: Fd,
+    /// None: a connection is yet to come.
+    port: Option<Fd>,
+    /// Connections, which end.
+    comes_and_goes: bool,
+    /// The host has said who it is, on this connection.
+    is_greeted: bool,
     parser: Parser,
     /// Packets; of the first, so much is written.
     output: VecDeque<Vec<u8>>,
@@ -154,14 +159,22 @@ pub struct Link {
     untaken_bytes: usize,
     next: u64,
     has_asked: bool,
-    boot: Vec<u8>,
 }
 
 impl Link {
-    pub fn new(port: Fd, boot: Vec<u8>) -> Link {
-        sys::set_nonblocking(port.0);
+    /// Of a port that is always there.
+    pub fn new(port: Fd) -> Link {
+        let mut link = Link::of_connections();
+        link.connected(port);
+        link.comes_and_goes = false;
+        link
+    }
+
+    pub fn of_connections() -> Link {
         Link {
-            port,
+            port: None,
+            comes_and_goes: true,
+            is_greeted: false,
             parser: Parser::new(),
             output: VecDeque::new(),
             written: 0,
@@ -172,8 +185,27 @@ impl Link {
             untaken_bytes: 0,
             next: 1,
             has_asked: false,
-            boot,
         }
+    }
+
+    /// What was half sent or half received over the one before is sent again, by who has it.
+    pub fn connected(&mut self, port: Fd) {
+        self.disconnected();
+        sys::set_nonblocking(port.0);
+        self.port = Some(port);
+    }
+
+    fn disconnected(&mut self) {
+        self.port = None;
+        self.parser = Parser::new();
+        self.output.clear();
+        self.written = 0;
+        self.is_greeted = false;
+    }
+
+    /// -1: there is none.
+    pub fn fd(&self) -> i32 {
+        self.port.as_ref().map_or(-1, |port| port.0)
     }
 
     pub fn is_sending(&self) -> bool {
@@ -193,7 +225,7 @@ impl Link {
         let number = self.next;
         self.next += 1;
         self.untaken_bytes += frame.len();
-        if self.session != 0 {
+        if self.is_greeted {
             self.put(FRAMES, number, frame.clone());
         }
         self.untaken.push_back((number, frame));
@@ -207,7 +239,7 @@ impl Link {
 
     pub fn flush(&mut self) {
         while let Some(packet) = self.output.front() {
-            match sys::write_fd(self.port.0, &packet[self.written..]) {
+            match sys::write_fd(self.fd(), &packet[self.written..]) {
                 Ok(0) | Err(_) => return,
                 Ok(n) => {
                     self.written += n;
@@ -224,16 +256,23 @@ impl Link {
     pub fn receive(&mut self) -> Option<Vec<Frame>> {
         let mut frames = Vec::new();
         let mut part = vec![0u8; 32 << 10];
+        let mut has_ended = false;
         for _ in 0..64 {
-            let n = match sys::read_fd(self.port.0, &mut part) {
+            let n = match sys::read_fd(self.fd(), &mut part) {
                 Ok(n) if n > 0 => n,
-                _ => break,
+                Err(sys::EAGAIN) => break,
+                _ => {
+                    has_ended = self.comes_and_goes;
+                    break;
+                }
             };
             for packet in self.parser.push(&part[..n]) {
                 self.handle(packet, &mut frames)?;
             }
         }
-        if !frames.is_empty() {
+        if has_ended {
+            self.disconnected();
+        } else if !frames.is_empty() {
             self.put(TAKEN, 0, Vec::new());
         }
         self.flush();
@@ -245,7 +284,7 @@ impl Link {
             self.greet(&packet);
             return Some(());
         }
-        if packet.session != self.session || self.session == 0 {
+        if packet.session != self.session || !self.is_greeted {
             return Some(());
         }
         self.forget(packet.taken);
@@ -270,6 +309,7 @@ impl Link {
         if packet.session == 0 {
             return;
         }
+        self.is_greeted = true;
         if packet.session != self.session {
             self.session = packet.session;
             self.expected = 1;
@@ -292,7 +332,6 @@ impl Link {
     fn welcome(&mut self) {
         let mut payload = wire::VERSION.to_le_bytes().to_vec();
         wire::put_bytes(&mut payload, crate::BUILD.as_bytes());
-        wire::put_bytes(&mut payload, &self.boot);
         let number = self.expected - 1;
         self.put(WELCOME, number, payload);
     }

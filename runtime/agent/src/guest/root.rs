@@ -167,11 +167,11 @@ fn point(path: &[u8], is_folder: bool, made: &mut Vec<Vec<u8>>) -> Step {
 const S_IFLNK: u32 = 0o120000;
 const DEVICE_MS: u64 = 10_000;
 
-/// `/dev/NAME` of a drive by its serial number, or of memory by its name. It may come a moment after its driver.
+/// `/dev/NAME` of a drive by its serial number, or by its name where the machine gives none, as memory. It may come a moment after its driver.
 fn device(name: &[u8]) -> Outcome<Vec<u8>> {
     let deadline = sys::now_ms() + DEVICE_MS;
     loop {
-        let found = if name.starts_with(b"pmem") {
+        let found = if name.starts_with(b"pmem") || name.starts_with(b"vd") {
             Some([b"/dev/", name].concat())
         } else {
             sys::names_in("/sys/block").into_iter().find_map(|block| {

@@ -16,6 +16,7 @@ const THAW: u8 = 8;
 const NETWORK: u8 = 9;
 const HOST_NAME: u8 = 10;
 const POWER_OFF: u8 = 11;
+const MODULES: u8 = 12;
 
 const READ_LIMIT: usize = 64 << 10;
 const FIFREEZE: u64 = 0xc0045877;
@@ -54,6 +55,10 @@ pub fn carry_out(payload: &[u8]) -> Option<Result<Vec<u8>>> {
         THAW => nothing(on_upper(FITHAW)),
         NETWORK => nothing(network::apply(&order::messages(&mut r)?).map_err(|(errno, _)| errno)),
         HOST_NAME => nothing(sys::set_host_name(&r.text()?)),
+        MODULES => {
+            let names = r.list(|r| r.text())?;
+            nothing(names.iter().try_for_each(|name| root::load_module(name).map_err(|failure| failure.errno)))
+        }
         POWER_OFF => {
             put_away();
             sys::power_off();

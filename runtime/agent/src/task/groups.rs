@@ -1,9 +1,12 @@
 //! The control group of one task in each hierarchy that counts something of it, made below the container's own, and removed with it.
 
+use std::cell::Cell;
+
 use crate::sys::{self, c, Fd, Result};
 use crate::wire::Reader;
 
 /// Into a file of a task's group: hierarchy (an index of `GroupPlan::dirs`), name, value.
+#[derive(PartialEq)]
 pub struct Write {
     pub dir: u32,
     pub file: Vec<u8>,
@@ -18,6 +21,8 @@ pub struct GroupPlan {
     pub peak: Option<(u32, Vec<u8>)>,
     pub killed: Option<(u32, Vec<u8>)>,
     pub cpu: Option<(u32, Vec<u8>)>,
+    /// What most tasks are limited to: written before one comes.
+    pub usual: Vec<Write>,
 }
 
 pub fn parse_plan(r: &mut Reader) -> Option<GroupPlan> {
@@ -26,18 +31,23 @@ pub fn parse_plan(r: &mut Reader) -> Option<GroupPlan> {
         let (dir, file) = (r.u32()?, r.text()?);
         Some(if file.is_empty() { None } else { Some((dir, file)) })
     };
-    Some(GroupPlan { dirs, peak: place()?, killed: place()?, cpu: place()? })
+    let (peak, killed, cpu) = (place()?, place()?, place()?);
+    Some(GroupPlan { dirs, peak, killed, cpu, usual: parse_writes(r)? })
 }
 
 pub fn parse_writes(r: &mut Reader) -> Option<Vec<Write>> {
     r.list(|r| Some(Write { dir: r.u32()?, file: r.text()?, value: r.bytes()? }))
 }
 
-pub struct Groups {
+pub struct Groups<'a> {
     made: Vec<Made>,
-    plan_peak: Option<(u32, Vec<u8>)>,
-    plan_killed: Option<(u32, Vec<u8>)>,
-    plan_cpu: Option<(u32, Vec<u8>)>,
+    /// Open for as long as the group is there: a peak that a v2 kernel forgets it forgets for whoever reads by the same descriptor.
+    peak: Option<Fd>,
+    killed: Option<Fd>,
+    cpu: Option<Fd>,
+    plan: &'a GroupPlan,
+    /// The limits are other ones than the usual.
+    is_changed: Cell<bool>,
 }
 
 struct Made {
@@ -49,7 +59,7 @@ struct Made {
     entry: Fd,
 }
 
-pub fn make(plan: &GroupPlan, dirs: &[i32], number: u64) -> Result<Groups> {
+pub fn make<'a>(plan: &'a GroupPlan, dirs: &[i32], number: u64) -> Result<Groups<'a>> {
     let mut made = Vec::new();
     for dir in &plan.dirs {
         let above = *dirs.get(*dir as usize).ok_or(sys::EINVAL)?;
@@ -62,15 +72,22 @@ pub fn make(plan: &GroupPlan, dirs: &[i32], number: u64) -> Result<Groups> {
         };
         made.push(Made { dir: *dir, above, name, folder, entry });
     }
-    Ok(Groups {
-        made,
-        plan_peak: plan.peak.clone(),
-        plan_killed: plan.killed.clone(),
-        plan_cpu: plan.cpu.clone(),
-    })
+    let open = |place: &Option<(u32, Vec<u8>)>, flags: i32| {
+        let (dir, file) = place.as_ref()?;
+        let one = made.iter().find(|one| one.dir == *dir)?;
+        open_below(one.folder.0, file, flags).ok()
+    };
+    let (peak, killed, cpu) = (
+        open(&plan.peak, sys::O_RDWR).or_else(|| open(&plan.peak, sys::O_RDONLY)),
+        open(&plan.killed, sys::O_RDONLY),
+        open(&plan.cpu, sys::O_RDONLY),
+    );
+    let groups = Groups { made, peak, killed, cpu, plan, is_changed: Cell::new(false) };
+    groups.write_all(&plan.usual)?;
+    Ok(groups)
 }
 
-impl Groups {
+impl Groups<'_> {
     /// By the process itself, of one thread.
     pub fn enter(&self) -> Result<()> {
         self.put(b"0")
@@ -88,6 +105,14 @@ impl Groups {
     }
 
     pub fn write(&self, writes: &[Write]) -> Result<()> {
+        if !self.is_changed.get() && writes == &self.plan.usual[..] {
+            return Ok(());
+        }
+        self.is_changed.set(true);
+        self.write_all(writes)
+    }
+
+    fn write_all(&self, writes: &[Write]) -> Result<()> {
         for one in writes {
             let folder = self.folder(one.dir).ok_or(sys::EINVAL)?;
             let file = open_below(folder, &one.file, sys::O_WRONLY)?;
@@ -98,42 +123,26 @@ impl Groups {
 
     /// From here on the peak is that of what comes, where the kernel can forget one.
     pub fn forget_peak(&self) {
-        if let Some((dir, file)) = &self.plan_peak {
-            if let Some(folder) = self.folder(*dir) {
-                if let Ok(file) = open_below(folder, file, sys::O_WRONLY) {
-                    let _ = sys::write_fd(file.0, b"0");
-                }
-            }
+        if let Some(file) = &self.peak {
+            let _ = sys::write_fd(file.0, b"0");
         }
     }
 
     pub fn peak_bytes(&self) -> u64 {
-        self.number(&self.plan_peak, b"")
+        number_in(&self.peak, b"")
     }
     /// How often the kernel ended a process for want of memory.
     pub fn killed(&self) -> u64 {
-        self.number(&self.plan_killed, b"oom_kill ")
+        number_in(&self.killed, b"oom_kill ")
     }
     /// Of all that ran in it; None where nothing counts it.
     pub fn cpu_us(&self) -> Option<u64> {
-        match &self.plan_cpu {
+        match &self.plan.cpu {
             None => None,
             // Nanoseconds, in v1.
-            Some((_, file)) if &file[..] == b"cpuacct.usage" => Some(self.number(&self.plan_cpu, b"") / 1000),
-            Some(_) => Some(self.number(&self.plan_cpu, b"usage_usec ")),
+            Some((_, file)) if &file[..] == b"cpuacct.usage" => Some(number_in(&self.cpu, b"") / 1000),
+            Some(_) => Some(number_in(&self.cpu, b"usage_usec ")),
         }
-    }
-
-    fn number(&self, place: &Option<(u32, Vec<u8>)>, key: &[u8]) -> u64 {
-        let text = match place {
-            None => return 0,
-            Some((dir, file)) => match self.folder(*dir).and_then(|folder| read_below(folder, file).ok()) {
-                None => return 0,
-                Some(text) => text,
-            },
-        };
-        let line = text.split(|byte| *byte == b'\n').find(|line| line.starts_with(key)).unwrap_or(b"");
-        std::str::from_utf8(&line[key.len().min(line.len())..]).ok().and_then(|one| one.trim().parse().ok()).unwrap_or(0)
     }
 
     /// When nobody is in them. What is wrong, in words.
@@ -165,6 +174,10 @@ const MKDIRAT: i64 = 258;
 #[cfg(target_arch = "aarch64")]
 const MKDIRAT: i64 = 34;
 #[cfg(target_arch = "x86_64")]
+const PREAD64: i64 = 17;
+#[cfg(target_arch = "aarch64")]
+const PREAD64: i64 = 67;
+#[cfg(target_arch = "x86_64")]
 const OPENAT: i64 = 257;
 #[cfg(target_arch = "aarch64")]
 const OPENAT: i64 = 56;
@@ -187,9 +200,13 @@ pub fn open_below(folder: i32, name: &[u8], flags: i32) -> Result<Fd> {
     }
 }
 
-fn read_below(folder: i32, name: &[u8]) -> Result<Vec<u8>> {
-    let file = open_below(folder, name, sys::O_RDONLY)?;
+/// Of the line that begins with `key`; 0 where it cannot be read.
+fn number_in(file: &Option<Fd>, key: &[u8]) -> u64 {
     let mut part = [0u8; 4096];
-    let n = sys::read_fd(file.0, &mut part)?;
-    Ok(part[..n].to_vec())
+    let n = match file {
+        None => return 0,
+        Some(file) => unsafe { sys::syscall(PREAD64, file.0, part.as_mut_ptr(), part.len(), 0u64) },
+    };
+    let line = part[..n.max(0) as usize].split(|byte| *byte == b'\n').find(|line| line.starts_with(key)).unwrap_or(b"");
+    std::str::from_utf8(&line[key.len().min(line.len())..]).ok().and_then(|one| one.trim().parse().ok()).unwrap_or(0)
 }

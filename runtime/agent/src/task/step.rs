@@ -107,6 +107,7 @@ pub fn run(step: &Step, plan: &Plan, groups: &Groups, signals: i32, fork: Option
     let used_before = children_us();
     let began = now_us();
     let pid = match fork {
+        // Nobody's child here.
         Some(fork) => {
             if let Err(errno) = fork.go(step, [in_end.0, out_end.0, err_end.0]) {
                 if groups.killed() > killed_before {
@@ -114,7 +115,7 @@ pub fn run(step: &Step, plan: &Plan, groups: &Groups, signals: i32, fork: Option
                 }
                 return Err((Stage::Exec as u8, errno));
             }
-            fork.pid
+            0
         }
         None => start(step, plan, groups, [in_end.0, out_end.0, err_end.0])?,
     };
@@ -131,8 +132,14 @@ pub fn run(step: &Step, plan: &Plan, groups: &Groups, signals: i32, fork: Option
         cpu_asked_at: began,
     };
     let mut status = None;
+    let mut forked_us = 0;
+    let mut ended = |fork: &Fork| -> std::result::Result<i32, Failed> {
+        let exit = fork.wait().map_err(at(Stage::Exec))?;
+        forked_us = exit.cpu_us;
+        Ok(exit.status)
+    };
     while status.is_none() {
-        run.wait(signals, began, || match (cpu_before, groups.cpu_us()) {
+        let is_told = run.wait(signals, fork.map_or(-1, Fork::told_at), began, || match (cpu_before, groups.cpu_us()) {
             (Some(before), Some(now)) => now.saturating_sub(before),
             _ => 0,
         });
@@ -142,8 +149,14 @@ pub fn run(step: &Step, plan: &Plan, groups: &Groups, signals: i32, fork: Option
                 status = Some(ended.status);
             }
         }
+        if let (Some(fork), true) = (fork, is_told) {
+            status = Some(ended(fork)?);
+        }
         if run.reason != Reason::None && status.is_none() {
             end_all();
+            if let Some(fork) = fork {
+                status = Some(ended(fork)?);
+            }
             while let Some(ended) = wait_one(-1, 0) {
                 if ended.pid == pid {
                     status = Some(ended.status);
@@ -161,11 +174,12 @@ pub fn run(step: &Step, plan: &Plan, groups: &Groups, signals: i32, fork: Option
         run.reason = Reason::Memory;
     }
     let [(_, stdout), (_, stderr)] = run.streams;
-    let counted = match (cpu_before, groups.cpu_us()) {
-        (Some(before), Some(now)) => now.saturating_sub(before),
-        _ => 0,
+    let reaped_us = children_us() - used_before;
+    let cpu_us = match (cpu_before, groups.cpu_us()) {
+        (Some(before), Some(now)) => reaped_us.max(now.saturating_sub(before)),
+        // With what a fork used before there was a task: nothing else counts it.
+        _ => reaped_us + forked_us,
     };
-    let cpu_us = (children_us() - used_before).max(counted);
     const SIGXCPU: i32 = 24;
     let status = status.unwrap_or(sys::SIGKILL);
     if run.reason == Reason::None && step.cpu_us > 0 && (status & 0x7f == SIGXCPU || cpu_us > step.cpu_us) {
@@ -184,11 +198,12 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn wait(&mut self, signals: i32, began: u64, cpu_us: impl Fn() -> u64) {
+    /// Whether `told` can be read.
+    fn wait(&mut self, signals: i32, told: i32, began: u64, cpu_us: impl Fn() -> u64) -> bool {
         let used = now_us() - began;
         if used >= self.step.wall_us {
             self.reason = Reason::Wall;
-            return;
+            return false;
         }
         let left_ms = ((self.step.wall_us - used) / 1000 + 1).min(60_000) as i32;
         let round_ms = if self.step.cpu_us > 0 { left_ms.min(CPU_ROUND_MS) } else { left_ms };
@@ -198,6 +213,7 @@ impl<'a> Run<'a> {
             PollFd { fd: number(&self.streams[0].0), events: POLLIN, revents: 0 },
             PollFd { fd: number(&self.streams[1].0), events: POLLIN, revents: 0 },
             PollFd { fd: number(&self.input), events: POLLOUT, revents: 0 },
+            PollFd { fd: told, events: POLLIN, revents: 0 },
         ];
         sys::poll_fds(&mut fds, round_ms);
         // By the clock: one that writes all the time never lets the wait run out.
@@ -216,6 +232,7 @@ impl<'a> Run<'a> {
         if fds[3].revents != 0 {
             self.feed();
         }
+        fds[4].revents != 0
     }
 
     /// False: nobody has it open any more. `rounds`: one that never stops writing must not keep us.

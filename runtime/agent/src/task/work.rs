@@ -52,13 +52,16 @@ pub fn run(link: &mut Link, plan: &Plan, groups: &Groups, zygote: Option<&Zygote
                 let task = parse_task(&payload).ok_or(sys::EINVAL).at(Stage::Order, b"a task")?;
                 if let (Some(fork), false) = (&fork, task.steps.iter().any(|step| step.forked)) {
                     // Nobody needs it, and no program of the task is to find it.
-                    fork.end();
+                    fork.end().at(Stage::Exec, b"the fork that nobody wants")?;
                 }
                 match refused {
                     None => work(link, plan, groups, &task, signals.0, fork.as_ref())?,
                     Some((errno, path)) => refuse(link, NO_STEP, errno, &path)?,
                 }
                 step::end_all();
+                if let Some(fork) = &fork {
+                    fork.end().at(Stage::Exec, b"the fork of a task that has ended")?;
+                }
                 while step::wait_one(-1, 0).is_some() {}
                 return Ok(true);
             }
@@ -84,7 +87,8 @@ fn work(
         }
         match step::run(one, plan, groups, signals, fork) {
             Ok(outcome) => {
-                told(link.send(wire::STEP_DONE, &done_payload(number, &outcome)))?;
+                // With what comes after it: nobody can use it before.
+                link.hold(wire::STEP_DONE, &done_payload(number, &outcome));
                 if outcome.status != 0 || outcome.reason != Reason::None {
                     break;
                 }

@@ -1,6 +1,10 @@
 //! The interpreter that stays: it has started, and imported what it was told to; a task gets a fork of it. The program inside is
 //! runtime/fncall/zygote.py. It is the container's, no task ever speaks with it; each fork enters the task's namespaces while these are made, drops what
-//! it may not have, and waits there for what it is to run. None is used twice.
+//! it may not have, does once what every script's start does, and waits there for what it is to run. None is used twice. It is the interpreter's
+//! child, which tells how it ended, though it belongs to the task's pid namespace: forked twice it could be that of the namespace's first process, at the
+//! price of one more copy of the interpreter's memory map for each task.
+
+use std::cell::Cell;
 
 use super::groups::Groups;
 use super::step::Step;
@@ -83,8 +87,18 @@ const EPROTO: i32 = 71;
 
 /// One that waits in the namespaces of this process for what it is to run.
 pub struct Fork {
-    pub pid: i32,
+    pid: i32,
     socket: Fd,
+    /// Of the interpreter, whose child it is: that one tells how it ended.
+    control: i32,
+    is_over: Cell<bool>,
+}
+
+pub struct Exit {
+    /// As waitpid has it.
+    pub status: i32,
+    /// Of it and of those that it waited for.
+    pub cpu_us: u64,
 }
 
 impl Zygote {
@@ -108,21 +122,42 @@ impl Zygote {
         groups.put(pid.to_string().as_bytes())?;
         sys::write_all(socket.0, b"k")?;
         expect(socket.0, b'd', FORK_MS)?;
-        // What was between it and that fork is nowhere to be seen any more.
-        expect(self.socket.0, b'w', FORK_MS)?;
-        Ok(Fork { pid, socket })
+        Ok(Fork { pid, socket, control: self.socket.0, is_over: Cell::new(false) })
     }
 }
 
 impl Fork {
-    /// By the first process of the task's namespaces, whose child it is.
-    pub fn end(&self) {
-        let _ = sys::send_signal(self.pid, sys::SIGKILL);
-        super::step::wait_one(self.pid, 0);
+    /// By the first process of the task's namespaces. Twice is nothing more.
+    pub fn end(&self) -> Result<()> {
+        if !self.is_over.get() {
+            let _ = sys::send_signal(self.pid, sys::SIGKILL);
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Readable when it has ended.
+    pub fn told_at(&self) -> i32 {
+        self.control
+    }
+
+    /// Once. What it had started and left belongs to the first process of the namespaces then.
+    pub fn wait(&self) -> Result<Exit> {
+        expect(self.control, b'x', FORK_MS)?;
+        self.is_over.set(true);
+        let mut told = [0u8; 12];
+        if sys::read_fd(self.control, &mut told)? != told.len() {
+            return Err(EPROTO);
+        }
+        let (status, cpu) = told.split_at(4);
+        Ok(Exit {
+            status: i32::from_le_bytes(status.try_into().unwrap_or_default()),
+            cpu_us: u64::from_le_bytes(cpu.try_into().unwrap_or_default()),
+        })
     }
 
     pub fn go(&self, step: &Step, ends: [i32; 3]) -> Result<()> {
-        let mut out = Vec::new();
+        let mut out = vec![0u8; 4];
         for list in [&step.args, &step.env] {
             out.extend_from_slice(&(list.len() as u32).to_le_bytes());
             for one in list {
@@ -136,7 +171,9 @@ impl Fork {
             out.extend_from_slice(&soft.to_le_bytes());
             out.extend_from_slice(&hard.to_le_bytes());
         }
-        sys::send_with_fds(self.socket.0, &(out.len() as u32).to_le_bytes(), &ends)?;
-        sys::write_all(self.socket.0, &out)
+        let length = (out.len() - 4) as u32;
+        out[..4].copy_from_slice(&length.to_le_bytes());
+        let sent = sys::send_with_fds(self.socket.0, &out, &ends)?;
+        sys::write_all(self.socket.0, &out[sent..])
     }
 }

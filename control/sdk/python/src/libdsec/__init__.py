@@ -29,11 +29,10 @@ from .errors import (
     UnsupportedError,
 )
 from .files import FileEntry, FileEvent, FileStatus, SandboxFiles
-from .fncall import FnCall, FnCallResult, FnCallStep
+from .fncall import DSecFnCallRunArgs, FnCall, FnCallResult, FnCallStep
 from .output_frames import OutputPart
 from .run_args import (
     DSecContainerRunArgs,
-    DSecFnCallRunArgs,
     DSecMicroVMRunArgs,
     DSecRunArgs,
     DSecVMRunArgs,

@@ -12,10 +12,9 @@ from typing import Any, AsyncGenerator, Dict, List, Mapping, Optional, Sequence,
 from .closing import closing
 from .context import find_endpoint
 from .errors import DSecError, InvalidRequest, UnsupportedError, connection_lost, error_from, protocol_error
-from .fncall import FnCall
+from .fncall import DSecFnCallRunArgs, FnCall, FnCallResult
 from .run_args import (
     DSecContainerRunArgs,
-    DSecFnCallRunArgs,
     DSecMicroVMRunArgs,
     DSecRunArgs,
     DSecVMRunArgs,
@@ -94,6 +93,14 @@ class DSecClient:
         """What a request of another program to a sandbox's port needs."""
         return self._transport.headers
 
+    async def run(self, backend: str, args: DSecRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
+        """The same call whatever it is to live in: only the backend's name (`container`, `microvm`, `vm`) differs.
+
+        The image is a container image, of `vm` a disk. Raises UnsupportedError for what a backend has not (docs/backends.md): of `fncall` there are no
+        sandboxes.
+        """
+        return await self._create(backend, args, timeout)
+
     async def run_container(self, args: DSecContainerRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
         """Returns when the sandbox is ready for its first command. Given up meanwhile (cancelled, or after `timeout`), it is removed.
 
@@ -101,11 +108,12 @@ class DSecClient:
         """
         return await self._create("container", args, timeout)
 
-    async def run_fncall(self, args: DSecFnCallRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
-        """Raises UnsupportedError where the cluster has no such backend; as the two below."""
-        return await self._create("fncall", args, timeout)
+    async def run_fncall(self, args: DSecFnCallRunArgs, *, timeout: Optional[float] = None) -> FnCallResult:
+        """A short task, without a sandbox of one's own: `fncall.run` in the words of the others. Raises as that does."""
+        return await self.fncall.run_args(args, timeout=timeout)
 
     async def run_microvm(self, args: DSecMicroVMRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
+        """Raises UnsupportedError where the cluster has no such backend; as the one below."""
         return await self._create("microvm", args, timeout)
 
     async def run_vm(self, args: DSecVMRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
@@ -113,7 +121,7 @@ class DSecClient:
 
     @property
     def fncall(self) -> FnCall:
-        """Short tasks, without a sandbox of one's own."""
+        """Short tasks."""
         return FnCall(self._transport)
 
     async def run_containers(

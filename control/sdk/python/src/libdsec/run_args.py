@@ -54,6 +54,10 @@ class DSecRunArgs:
     labels: Optional[Sequence[str]] = None
     #: On a node that has no other user's sandboxes.
     alone: Optional[bool] = None
+    #: Graphics processors of its own.
+    gpus: Optional[int] = None
+    #: `h100-80gb-hbm3`: one unless `gpus` says more.
+    gpu_kind: Optional[str] = None
     userns: Optional[str] = None
     runtime: Optional[str] = None
     #: Further ones (`io_read_bps`, ...), above those before.
@@ -62,11 +66,6 @@ class DSecRunArgs:
 
 @dataclass
 class DSecContainerRunArgs(DSecRunArgs):
-    container_image: str = ""
-
-
-@dataclass
-class DSecFnCallRunArgs(DSecRunArgs):
     container_image: str = ""
 
 
@@ -107,8 +106,8 @@ def create_body(backend: str, args: DSecRunArgs, request_id: str) -> Dict[str, A
             idleMs=milliseconds(args.ttl_running_stop),
             idleAction=args.idle_action,
             cpus=args.cpu_cores_limit,
-            memoryBytes=_mebibytes(args.memory_limit_mb),
-            diskBytes=_mebibytes(args.disk_limit_mb),
+            memoryBytes=mebibytes(args.memory_limit_mb),
+            diskBytes=mebibytes(args.disk_limit_mb),
             pids=args.pids_limit,
             network=_network_of(args),
             machine=_machine_of(args),
@@ -116,6 +115,8 @@ def create_body(backend: str, args: DSecRunArgs, request_id: str) -> Dict[str, A
             runtime=args.runtime,
             labels=None if args.labels is None else list(args.labels),
             alone=args.alone,
+            gpus=args.gpus,
+            gpuKind=args.gpu_kind,
         ),
         **({} if args.service_class is None else {"class": args.service_class}),
         **{camel(key): value for key, value in (args.limits or {}).items()},
@@ -162,7 +163,7 @@ def milliseconds(seconds: Optional[float]) -> Optional[int]:
     return None if seconds is None else round(seconds * 1000)
 
 
-def _mebibytes(count: Optional[float]) -> Optional[int]:
+def mebibytes(count: Optional[float]) -> Optional[int]:
     return None if count is None else round(count * 2**20)
 
 

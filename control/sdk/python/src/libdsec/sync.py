@@ -11,8 +11,8 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Type, Union
 
 from . import client as _client
 from .errors import DSecError
-from .fncall import FnCallResult
-from .run_args import DSecContainerRunArgs, DSecFnCallRunArgs, DSecMicroVMRunArgs, DSecVMRunArgs
+from .fncall import DSecFnCallRunArgs, FnCallResult
+from .run_args import DSecContainerRunArgs, DSecMicroVMRunArgs, DSecRunArgs, DSecVMRunArgs
 from .sync_sandbox import Command, Sandbox, SandboxFiles, ShellSession
 from .sync_thread import Stream, run
 from .transport import Query
@@ -84,11 +84,14 @@ class DSecClient:
     def headers(self) -> Dict[str, str]:
         return self._inner.headers
 
+    def run(self, backend: str, args: DSecRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
+        return Sandbox(run(self._inner.run(backend, args, timeout=timeout)))
+
     def run_container(self, args: DSecContainerRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
         return Sandbox(run(self._inner.run_container(args, timeout=timeout)))
 
-    def run_fncall(self, args: DSecFnCallRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
-        return Sandbox(run(self._inner.run_fncall(args, timeout=timeout)))
+    def run_fncall(self, args: DSecFnCallRunArgs, *, timeout: Optional[float] = None) -> FnCallResult:
+        return run(self._inner.run_fncall(args, timeout=timeout))
 
     def run_microvm(self, args: DSecMicroVMRunArgs, *, timeout: Optional[float] = None) -> Sandbox:
         return Sandbox(run(self._inner.run_microvm(args, timeout=timeout)))

@@ -1,0 +1,148 @@
+/** Of the command line, its contexts and the main job. Kept alphabetical. */
+
+export const commandLineErrors = {
+  CLI_BATCH_LINE: {
+    message: '{file}:{line}: {problem}',
+    hint: 'each line is `SOURCE NAME`: oci:layouts/web:latest web:1. A source with blanks stands in double quotes. Empty lines and lines that start with # are skipped',
+    exit: 2,
+    http: 400,
+  },
+  CLI_DISK_SNAPSHOT: {
+    message: 'disk {disk} has no snapshot {snapshot}: {known}',
+    hint: 'dsec disk ls shows the snapshots of each disk',
+    exit: 4,
+    http: 404,
+  },
+  CLI_DURATION: {
+    message: '{option} {text}: not a time',
+    hint: 'give a number with a unit: 90s, 15m, 1h, 7d',
+    exit: 2,
+    http: 400,
+  },
+  CLI_INPUT_DENIED: {
+    message: 'cannot read {path}: permission denied',
+    hint: 'run as a user who may read it',
+    exit: 5,
+    http: 403,
+  },
+  CLI_INPUT_MISSING: {
+    message: 'cannot read {path}: no such file',
+    hint: 'check the path',
+    exit: 4,
+    http: 404,
+  },
+  CLI_INPUT_UNREADABLE: {
+    message: 'cannot read {path}: {reason}',
+    hint: 'check the path and its permissions',
+    exit: 2,
+    http: 400,
+  },
+  CLI_NETWORK_POLICY: {
+    message: '{path}: it is no JSON: {problem}',
+    hint: 'docs/network.md has what a network policy is made of',
+    exit: 2,
+    http: 400,
+  },
+  CLI_NOT_UTF8: {
+    message: '{program}: {what} is not valid UTF-8: {text}',
+    hint: 'only paths inside images, mount targets, --exclude of pack-diff and -o of export may hold such bytes; for a command in a sandbox, have a shell in it make them: sh -c "... $(printf \'\\377\')"',
+    exit: 2,
+    http: 400,
+  },
+  CLI_OUTPUT: {
+    message: 'cannot write to stdout: {reason}',
+    hint: 'where stdout leads to is full or cannot be written: send it elsewhere',
+    exit: 1,
+    http: 500,
+  },
+  CLI_OUTPUT_EXISTS: {
+    message: '{path} is there already',
+    hint: 'name another file, or remove that one first',
+    exit: 1,
+    http: 409,
+  },
+  CLI_OUTPUT_FILE: {
+    message: 'cannot write {path}: {reason}',
+    hint: 'check that its folder is there, may be written, and has space',
+    exit: 1,
+    http: 500,
+  },
+  CLI_SIZE: {
+    message: '{option} {text}: not a size',
+    hint: 'give bytes, or a number with a unit: 65536, 64KiB, 1.5MiB, 3GiB, 500MB',
+    exit: 2,
+    http: 400,
+  },
+  CLI_SYNC_LINE: {
+    message: '{file}:{line}: {problem}',
+    hint: 'each line is the name of an image: web:1. Empty lines and lines that start with # are skipped',
+    exit: 2,
+    http: 400,
+  },
+  CLI_USAGE: {
+    message: '{problem}',
+    hint: '`{program} --help` shows how it is used',
+    exit: 2,
+    http: 400,
+  },
+  CONTEXT_FILE: {
+    message: 'contexts, in {path}: {problem}',
+    hint: 'dsec context set NAME --url URL makes one; move a damaged file away first',
+    exit: 3,
+    http: 400,
+  },
+  CONTEXT_NAME: {
+    message: '{name} cannot be the name of a context',
+    hint: 'it is 1 to 63 of a-z, 0-9, dots, dashes and underscores',
+    exit: 2,
+    http: 400,
+  },
+  CONTEXT_NEEDED: {
+    message: '{program} asks a cluster, and none is in force',
+    hint: 'dsec context use NAME, or --api URL, or $DSEC_API',
+    exit: 2,
+    http: 400,
+  },
+  CONTEXT_NONE: {
+    message: 'there is no context {name} in {path}',
+    hint: 'dsec context ls shows what there is; dsec context set {name} --url URL makes it',
+    exit: 4,
+    http: 404,
+  },
+  CONTEXT_TOKEN: {
+    message: 'the token cannot be read from {file}: {problem}',
+    hint: 'dsec context set NAME --token-file FILE names another one',
+    exit: 5,
+    http: 403,
+  },
+  CONTEXT_URL: {
+    message: '{url} is no address of an API, and no context',
+    hint: 'give http://HOST:PORT, https://HOST:PORT, or a name that dsec context ls shows',
+    exit: 2,
+    http: 400,
+  },
+  MAIN_JOB_COMMAND: {
+    message: 'in the sandbox, `{command}` ended with status {status}',
+    hint: 'what it printed is above; `dsec doctor` says what this machine lacks',
+    exit: 1,
+    http: 500,
+  },
+  MAIN_JOB_DIFFERS: {
+    message: 'the packed image printed {actual} where {expected} was expected',
+    hint: 'this is a bug in dsec: report it with the output above',
+    exit: 1,
+    http: 500,
+  },
+  MAIN_JOB_ROOT: {
+    message: 'mounting images and running sandboxes needs root; what needs none is done',
+    hint: 'type: sudo npm start',
+    exit: 5,
+    http: 403,
+  },
+  MAIN_JOB_TOOL: {
+    message: 'the main job needs {tool}, which is not here',
+    hint: 'install it with `apt-get install {package}`, or run npm start as root, which does',
+    exit: 5,
+    http: 501,
+  },
+} as const;
