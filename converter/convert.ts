@@ -381,9 +381,8 @@ export class Converter {
   }
 
   async #buildGroup(tree: OverlayTree, spools: readonly Spool[]): Promise<BuiltLayer> {
-    // The last blocks of a stack are on their way to the disk meanwhile.
-    const stacked = Promise.all(spools.map((spool) => spool.stack?.digests));
-    stacked.catch(() => {});
+    // Spools are read from here on: what is stacked has to be in its file.
+    await Promise.all(spools.map((spool) => spool.stack?.digests));
     const files = spools.map((s) => ({ path: s.dataPath, dataOffset: s.dataOffset, dataBytes: s.dataBytes }));
     const tails = new SpoolTails(spools.map((spool) => spool.tailPath));
     const metaPath = this.#newFile('meta');
@@ -395,8 +394,6 @@ export class Converter {
         tails,
         codec: this.#options.compress,
       });
-      // Spools are read from here on: what is stacked has to be in its file.
-      await stacked;
       const placement = this.#place(tree, writer, spools, files);
       this.#progress({ task: 'erofs', phase: 'write', note: `${writer.inodeCount} inodes` });
       const making = await Promise.all(placement.devices.map((device) => this.#buildDevice(device, spools)));

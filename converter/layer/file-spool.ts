@@ -393,13 +393,12 @@ export class FileSpool {
     this.#tailFill = 0;
   }
 
-  /** Between pieces of the tar: hashes what has come of it, and besides what else is due. */
-  hash(besides: readonly Due[]): void {
+  /**
+   * Between blocks of the tar: hashes what has come of it, and besides what else is due; waits if the disk has fallen behind.
+   * @throws what a write has failed with
+   */
+  catchUp(besides?: readonly Due[]): Promise<void> {
     this.#data.hash(besides);
-  }
-
-  /** Between blocks of the tar: waits if the disk has fallen behind. @throws what a write has failed with */
-  drain(): Promise<void> {
     return this.#data.drain();
   }
 
@@ -412,12 +411,8 @@ export class FileSpool {
     this.#data.rewindPoint = this.#data.length;
     if (this.#options.into !== undefined) this.#tellAbove(this.#options.into);
     const digests = this.#options.into === undefined ? await this.#data.finish() : undefined;
-    return { dataOffset: this.#base, dataBytes: this.dataBytes, tailBytes: this.#tails.length, digests };
-  }
-
-  /** Of this spool, once `finish` has begun. */
-  get dataBytes(): number {
-    return this.#data.length - this.#base;
+    const dataBytes = this.#data.length - this.#base;
+    return { dataOffset: this.#base, dataBytes, tailBytes: this.#tails.length, digests };
   }
 
   #tellAbove({ known }: DataStack): void {

@@ -11,10 +11,12 @@ import { fail } from '../errors.ts';
 import { type Compression, detectCompression } from './decompress.ts';
 import { giveRings, gunzipProblem, takeRings } from './native-gunzip.ts';
 
-/** Of one chunk. After each comes the event loop's turn: what was written has to be heard of. */
-const MOST_BYTES = 1 << 20;
-/** Less is waited for: being woken costs as much as the work on a quarter of it. */
+/** Of one piece: it is looked at twice, parsed and hashed, and should stay in the cache between the two. */
+const MOST_BYTES = 256 << 10;
+/** Less is waited for: being woken costs as much as some of these pieces. */
 const LEAST_BYTES = 1 << 20;
+/** The event loop's turn comes after so many: what was written has to be heard of. */
+const TURN_BYTES = 1 << 20;
 
 export interface FilePart {
   readonly path: string;
@@ -79,6 +81,7 @@ export class GzipFile {
     let running: Promise<void> | undefined;
     let pause: GunzipPause = 'room';
     let offset = 0;
+    let sinceTurn = 0;
     try {
       for (;;) {
         if (running === undefined && pause === 'room' && stream.hasRoom) {
@@ -97,6 +100,9 @@ export class GzipFile {
           stream.take(bytes.length);
           this.readBytes += (stream.readBytes - this.readBytes) >>> 0;
           onProgress();
+          sinceTurn += bytes.length;
+          if (sinceTurn < TURN_BYTES) continue;
+          sinceTurn = 0;
           await turn();
         } else if (stream.isRunning) {
           stream.wait(LEAST_BYTES);

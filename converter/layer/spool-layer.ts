@@ -18,9 +18,6 @@ import type { RecyclingSource } from './prefetch.ts';
 import { SpoolIndexWriter } from './spool-format.ts';
 import { TarReader } from './tar-reader.ts';
 
-/** Of a tar, at a time: it is looked at twice, parsed and hashed, and should stay in the cache between the two. */
-const PIECE_BYTES = 256 << 10;
-
 export interface SpoolContext {
   /** The bytes of a `stream` source. */
   openStream(): AsyncIterable<Buffer>;
@@ -33,24 +30,17 @@ export interface SpoolContext {
 /** Where a layer's data goes; see FileSpoolOptions. */
 export type DataPlace = Pick<FileSpoolOptions, 'into' | 'directFromBytes'>;
 
-export async function spoolLayer(job: SpoolJob, context: SpoolContext): Promise<SpoolResult> {
-  const { result } = await readLayer(job, context, { directFromBytes: directFrom(job.sizeBytes ?? 0) });
-  return result;
-}
-
-/** A layer that is read. What is left to do then is the disk's, and another layer may be read meanwhile. */
-interface ReadLayer {
-  readonly dataBytes: number;
-  /** Once it is written. Its failure is heard by whoever awaits it. */
-  readonly result: Promise<SpoolResult>;
-}
-
-function readLayer(job: SpoolJob, context: SpoolContext, place: DataPlace, input?: TarInput): Promise<ReadLayer> {
+export async function spoolLayer(
+  job: SpoolJob,
+  context: SpoolContext,
+  place: DataPlace = { directFromBytes: directFrom(job.sizeBytes ?? 0) },
+  input?: TarInput,
+): Promise<SpoolResult> {
   const { source } = job;
   if (source.kind === 'folder') {
-    return readEntries(job, (handler) => spoolFolder(job, source.path, handler, context), place);
+    return spoolEntries(job, (handler) => spoolFolder(job, source.path, handler, context), place);
   }
-  return readEntries(
+  return spoolEntries(
     job,
     (handler) => spoolTar(job, input ?? openTar(job, source, context), handler, context.signal),
     place,
@@ -66,25 +56,16 @@ export async function spoolStack(
   // Data is seldom less than what it was compressed to.
   const leastBytes = job.layers.reduce((sum, { sizeBytes }) => sum + (sizeBytes ?? 0), 0);
   const inputs = new InputsAhead(job.layers, contextOf);
-  const parts: Promise<void>[] = [];
-  const tell = (part: number, { result }: ReadLayer) => {
-    const told = result.then((spooled) => onPart(part, spooled));
-    told.catch(() => {});
-    parts.push(told);
-  };
   try {
     if (job.dataPath === undefined) {
       let bytes = 0;
       for (const [part, layer] of job.layers.entries()) {
         // What goes through the page cache is the beginning of all of them, not of each.
         const place = { directFromBytes: directFrom(leastBytes, bytes) };
-        const read = await readLayer(layer, contextOf(part), place, inputs.take(part));
-        bytes += read.dataBytes;
-        // The last blocks of one layer are written while the next is read, but no more than those.
-        await parts.at(-1);
-        tell(part, read);
+        const result = await spoolLayer(layer, contextOf(part), place, inputs.take(part));
+        bytes += result.dataBytes;
+        onPart(part, result);
       }
-      await Promise.all(parts);
       return undefined;
     }
     const isDoomed = () => Atomics.load(job.doomed, 0) !== 0;
@@ -92,14 +73,12 @@ export async function spoolStack(
     const stack: DataStack = { data, known: new Map() };
     try {
       for (const [part, layer] of job.layers.entries())
-        tell(part, await readLayer(layer, contextOf(part), { into: stack }, inputs.take(part)));
-      await Promise.all(parts);
+        onPart(part, await spoolLayer(layer, contextOf(part), { into: stack }, inputs.take(part)));
       return await data.finish();
     } finally {
       await data.close();
     }
   } finally {
-    await Promise.allSettled(parts);
     await inputs.close();
   }
 }
@@ -156,16 +135,8 @@ export type SpoolTarget = Pick<
 export async function spoolEntries(
   target: SpoolTarget,
   read: (handler: SpoolHandler) => Promise<InputFacts>,
-): Promise<SpoolResult> {
-  const { result } = await readEntries(target, read);
-  return result;
-}
-
-async function readEntries(
-  target: SpoolTarget,
-  read: (handler: SpoolHandler) => Promise<InputFacts>,
   place?: DataPlace,
-): Promise<ReadLayer> {
+): Promise<SpoolResult> {
   const codec = target.codec === undefined ? undefined : codecFor(target.codec);
   const files = new FileSpool(target.dataPath, target.tailPath, {
     tailLimitBytes: target.tailLimitBytes,
@@ -177,17 +148,10 @@ async function readEntries(
     const index = new SpoolIndexWriter();
     const handler = new SpoolHandler(target.layer, index, files);
     const facts = await read(handler);
-    const result = files
-      .finish()
-      .then(({ dataOffset, dataBytes, digests }) => {
-        return { index: index.finish(), ...facts, dataOffset, dataBytes, fileBytes: handler.fileBytes, digests };
-      })
-      .finally(() => files.close());
-    result.catch(() => {});
-    return { dataBytes: files.dataBytes, result };
-  } catch (error) {
+    const { dataOffset, dataBytes, digests } = await files.finish();
+    return { index: index.finish(), ...facts, dataOffset, dataBytes, fileBytes: handler.fileBytes, digests };
+  } finally {
     await files.close();
-    throw error;
   }
 }
 
@@ -229,13 +193,9 @@ export class SpoolHandler implements EntryHandler {
     this.#file = undefined;
   }
 
-  /** See FileSpool. */
-  hash(besides: readonly Due[]): void {
-    this.#files.hash(besides);
-  }
-
-  drain(): Promise<void> {
-    return this.#files.drain();
+  /** See FileSpool.catchUp. */
+  catchUp(besides?: readonly Due[]): Promise<void> {
+    return this.#files.catchUp(besides);
   }
 }
 
@@ -314,17 +274,14 @@ async function spoolTar(
   try {
     for await (const chunk of input.chunks()) {
       signal?.throwIfAborted();
-      for (let at = 0; at < chunk.length; at += PIECE_BYTES) {
-        const piece = chunk.length <= PIECE_BYTES ? chunk : chunk.subarray(at, at + PIECE_BYTES);
-        tarBytes += piece.length;
-        reader.push(piece);
-        const dues: Due[] = tarHash === undefined ? [] : [{ stream: tarHash, bytes: piece }];
-        const blobBytes = blobHash === undefined ? undefined : blob.unhashed(piece.length);
-        if (blobBytes !== undefined) dues.push({ stream: blobHash!, bytes: blobBytes });
-        handler.hash(dues);
-        if (blobBytes !== undefined) blob.hashed(blobBytes.length);
-      }
-      await handler.drain();
+      tarBytes += chunk.length;
+      reader.push(chunk);
+      const dues: Due[] = tarHash === undefined ? [] : [{ stream: tarHash, bytes: chunk }];
+      const blobBytes = blobHash === undefined ? undefined : blob.unhashed(chunk.length);
+      if (blobBytes !== undefined) dues.push({ stream: blobHash!, bytes: blobBytes });
+      const caughtUp = handler.catchUp(dues);
+      if (blobBytes !== undefined) blob.hashed(blobBytes.length);
+      await caughtUp;
     }
   } finally {
     await input.close();
