@@ -19,6 +19,7 @@ export { type Composition, composeLayers, LAYER_LIMIT } from './compose/compose-
 export { type DiskFacts, diskWay } from './disk/sandbox-disk.ts';
 export { runtimeErrors } from './errors.ts';
 export { FnCallNode, type FnCallOptions, type PoolView } from './fncall/fncall-node.ts';
+export { cardMinor } from './fncall/gpu/gpu-devices.ts';
 export { type GpuLease, type GpuMode, GpuScheduler } from './fncall/gpu/gpu-scheduler.ts';
 export { type GpuSource, MACHINE_GPUS } from './fncall/gpu/node-gpus.ts';
 export { type Gpu, listGpus } from './fncall/gpu/nvidia-smi.ts';

@@ -6,7 +6,7 @@
  */
 import { existsSync, statSync } from 'node:fs';
 import { basename } from 'node:path';
-import { type DeviceNode, type Gpu, listGpus } from '#runtime';
+import { cardMinor, type DeviceNode, type Gpu, listGpus } from '#runtime';
 import { fail } from '../errors.ts';
 
 export interface GpuCard {
@@ -30,7 +30,14 @@ const COMMON = ['/dev/nvidiactl', '/dev/nvidia-uvm', '/dev/nvidia-uvm-tools'];
 
 /** `KIND=/dev/a,/dev/b` for each; without any, what nvidia-smi lists. @throws EDGE_GPU, RUNTIME_GPU */
 export async function gpuCards(described: readonly string[] = []): Promise<readonly GpuCard[]> {
-  if (described.length > 0) return described.map(describedCard);
+  if (described.length > 0) {
+    const cards = described.map(describedCard);
+    const twice = cards.find(({ id }, at) => cards.findIndex((card) => card.id === id) !== at);
+    if (twice !== undefined) {
+      throw fail('EDGE_GPU', { text: twice.id, problem: 'two cards begin with it; name first the node that is one card’s' });
+    }
+    return cards;
+  }
   return cardsOf(await listGpus());
 }
 
@@ -38,8 +45,9 @@ export async function gpuCards(described: readonly string[] = []): Promise<reado
 export function cardsOf(gpus: readonly Gpu[]): readonly GpuCard[] {
   return gpus
     .filter(({ profile }) => profile === undefined)
-    .map(({ uuid, name, index }) => {
-      const paths = [`/dev/nvidia${index}`, ...COMMON.filter((path) => existsSync(path))];
+    .map((gpu) => {
+      const { uuid, name } = gpu;
+      const paths = [`/dev/nvidia${cardMinor(gpu)}`, ...COMMON.filter((path) => existsSync(path))];
       return { id: uuid, uuid, kind: kindOf(name), devices: paths.map((path) => deviceNode(path, name)) };
     });
 }

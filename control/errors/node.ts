@@ -26,6 +26,13 @@ export const nodeErrors = {
     exit: 3,
     http: 502,
   },
+  FNCALL_MADE_BUSY: {
+    message: 'what the task is made of is there, but its pool has no room: {reason}',
+    hint: 'ask again later, or give the pool more containers (dsec fncall pool)',
+    retryable: true,
+    exit: 1,
+    http: 503,
+  },
   SANDBOX_BAD_REQUEST: {
     message: 'the runtime service was asked for something that it does not know: {problem}',
     hint: 'docs/sandboxes.md has what it takes',

@@ -87,9 +87,12 @@ export class ClusterView {
 
   /**
    * Share of what healthy nodes can promise that is promised, of what is shortest of all that is asked for: resources, and places of its backend. 1 where
-   * no node is healthy.
+   * no node that is healthy has what is asked for.
    */
-  use(nodes: readonly NodeView[], { amounts, backend }: Pick<PlacementRequest, 'amounts' | 'backend'>): number {
+  use(
+    nodes: readonly NodeView[],
+    { amounts, backend, labels }: Pick<PlacementRequest, 'amounts' | 'backend' | 'labels'>,
+  ): number {
     let used = NOTHING;
     let capacity = NOTHING;
     let sandboxes = 0;
@@ -97,12 +100,14 @@ export class ClusterView {
     for (const node of nodes) {
       const use = node.report.backends.get(backend);
       if (node.report.state !== 'healthy' || use === undefined) continue;
+      if (!labels.every((label) => node.report.labels.has(label))) continue;
       used = sum(used, node.reserved);
       capacity = sum(capacity, node.report.capacity);
       sandboxes += node.sandboxesBy(backend);
       limit += use.limit;
     }
-    if (limit === 0) return 1;
+    // What none of them has, they have no room for.
+    if (limit === 0 || RESOURCES.some((resource) => amounts[resource] > 0 && capacity[resource] === 0)) return 1;
     const shares = RESOURCES.map((resource) => (amounts[resource] > 0 ? share(used[resource], capacity[resource]) : 0));
     return Math.max(sandboxes / limit, ...shares);
   }

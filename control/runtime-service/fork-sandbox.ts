@@ -3,7 +3,7 @@
  * image is the base of each. Processes are not copied; the one they come from goes on. Limits, network policy, class, user and environment are the same.
  * Of a full machine it is a copy of its disk, from which each boots; no image is made.
  */
-import { createHash, randomBytes } from 'node:crypto';
+import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { type Static, Type } from '@sinclair/typebox';
 import { type Image, openDiskImage, openImage } from '#imagesvc';
@@ -128,7 +128,8 @@ async function withDiskOf<T>(
   const { store: url, base } = parent.facts;
   const store = await knownStore(url);
   const image = await openDiskImage(store, base.digest);
-  const copy = parent.besideDisk(`fork-${mark}.qcow2`);
+  // Of this call alone: whoever asks again meanwhile has another.
+  const copy = parent.besideDisk(`fork-${mark}-${randomUUID()}.qcow2`);
   try {
     await parent.copyDisk(copy);
     return await work(copy, image, store);

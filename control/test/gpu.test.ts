@@ -18,6 +18,7 @@ describe('cards', () => {
   });
 
   it('are described by their devices, or refused', async () => {
+    await expect(gpuCards(['a=/dev/null', 'a=/dev/null,/dev/zero'])).rejects.toThrow('two cards begin with it');
     expect(await gpuCards(['h100=/dev/null,/dev/zero'])).toEqual([
       {
         id: '/dev/null',

@@ -209,6 +209,10 @@ describe('the choice', () => {
       'far',
     );
     expect(choose(report('near', { reserved: { ...NOTHING, gpus: 1 } }), true).edge).toBe('near');
+    // Where the near ones have none of what is asked for, they have no room for it.
+    const cards = report('far', { labels: new Set(['cloud', 'gpu:h100']), capacity: { ...far.capacity, gpus: 4 } });
+    const wanted = request({ synced: true, labels: ['gpu:h100'], amounts: { ...NOTHING, gpus: 1 } });
+    expect(chooseNode(clusterOf(report('near'), cards), wanted, { random: inTurn(1), overflow }).edge).toBe('far');
     // Whoever asks for them means no others.
     expect(choose(report('near'), true, { labels: ['cloud'] }).edge).toBe('far');
     // Not even when nobody else may; and it is said.

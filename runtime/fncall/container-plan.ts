@@ -101,9 +101,18 @@ function zygote(
   const setup = { imports: python?.imports ?? [], namespaces: Number(NAMESPACES) };
   return {
     args: [python?.program ?? 'python3', '-c', program],
-    env: taskEnvironment(gpuEnv, image, env),
+    env: taskEnvironment(withGpu(image, gpuEnv), env),
     setup: JSON.stringify(setup),
   };
+}
+
+/** The card's own facts come first; an image's libraries stay, behind the driver's. */
+export function withGpu(image: readonly string[], gpuEnv: readonly string[]): readonly string[] {
+  if (gpuEnv.length === 0) return image;
+  const folders = 'LD_LIBRARY_PATH=';
+  const own = image.findLast((entry) => entry.startsWith(folders))?.slice(folders.length);
+  const added = own ? `:${own}` : '';
+  return [...image, ...gpuEnv.map((entry) => (entry.startsWith(folders) ? `${entry}${added}` : entry))];
 }
 
 /** What the image says about the environment of programs. */

@@ -314,8 +314,8 @@ export class PoolContainer {
     this.closing ??= (async () => {
       await this.launcher.close();
       this.lost('it was given up');
-      this.gpu?.release();
-      await this.undo();
+      // Whoever has the card next has it alone: after all of this one has gone.
+      await this.undo().finally(() => this.gpu?.release());
     })();
     return this.closing;
   }

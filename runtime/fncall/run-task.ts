@@ -1,7 +1,7 @@
 /** A task as orders for a container, and what the container tells as a result. */
 import { constants } from 'node:os';
 import { fail } from '../errors.ts';
-import { taskEnvironment } from './container-plan.ts';
+import { taskEnvironment, withGpu } from './container-plan.ts';
 import { argumentsFor, languageNamed } from './languages.ts';
 import type { PoolContainer, RawResult } from './pool-container.ts';
 import type { PoolOptions } from './pool-spec.ts';
@@ -24,6 +24,8 @@ export interface PreparedTask {
   readonly limits: CheckedLimits;
   readonly files: readonly TaskFile[];
   readonly hasCompiler: boolean;
+  /** What is run is the task's own. */
+  readonly isCommand: boolean;
   /** Without what depends on the container. */
   steps(container: PoolContainer, imageEnv: readonly string[]): StepOrder[];
   /** After so long something is wrong with the container. */
@@ -67,9 +69,10 @@ export function prepareTask(task: FnCallTask, options: PoolOptions): PreparedTas
     limits,
     files,
     hasCompiler: compile !== undefined,
+    isCommand,
     patienceMs: limits.compileMs + limits.wallMs + PATIENCE_MS,
     steps(container, imageEnv) {
-      const env = taskEnvironment(container.gpuEnv, imageEnv, options.env ?? [], own);
+      const env = taskEnvironment(withGpu(imageEnv, container.gpuEnv), options.env ?? [], own);
       const step = (
         args: readonly string[],
         wallMs: number,
@@ -122,7 +125,7 @@ function resourceLimits(cpuMs: number): StepOrder['limits'] {
 }
 
 export function resultOf(raw: RawResult, prepared: PreparedTask, pool: string, queueMs: number): TaskResult {
-  const { hasCompiler, task } = prepared;
+  const { hasCompiler, isCommand, task } = prepared;
   const reports = new Map(raw.steps.map((report) => [report.step, stepResult(report)]));
   const compile = hasCompiler ? reports.get(0) : undefined;
   const run = task.compileOnly === true ? undefined : reports.get(hasCompiler ? 1 : 0);
@@ -134,8 +137,8 @@ export function resultOf(raw: RawResult, prepared: PreparedTask, pool: string, q
   if (raw.notRun !== undefined) {
     const { step, what, code } = raw.notRun;
     const problem = step === 255 ? `${what} could not be written: ${code}` : `${what} could not be run: ${code}`;
-    // What was compiled and cannot be executed is the task's own.
-    const own = step === 255 || (step === 1 && hasCompiler);
+    // What was compiled and cannot be executed is the task's own, and so is a program that it names.
+    const own = isCommand || step === 255 || (step === 1 && hasCompiler);
     return { ...said, status: own ? 'runtime_error' : 'sandbox_error', problem };
   }
   const problem = raw.fetchProblem === '' ? undefined : `files to fetch: ${raw.fetchProblem}`;

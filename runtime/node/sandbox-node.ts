@@ -34,6 +34,7 @@ import { FULL_VM, FullVmSandbox } from '../vm/full/full-vm-sandbox.ts';
 import { openQemuDriver } from '../vm/qemu/qemu-driver.ts';
 import { MICROVM } from '../vm/vm-backend.ts';
 import { findVm, launchVm } from '../vm/vm-node.ts';
+import { endDeadMaker } from '../vm/warm-pool/make-template.ts';
 import { WarmPool } from '../vm/warm-pool/warm-pool.ts';
 import { type AgentSandboxParts, endNow } from './agent-sandbox.ts';
 import {
@@ -104,6 +105,7 @@ export class SandboxNode {
     const found = await KeeperChannel.find(keeperSocket(folders.runDir));
     if (found !== undefined) await node.takeOver(found);
     await node.network.sweep();
+    await endDeadMaker(folders).catch((error) => options.onNote?.(messageOf(error)));
     return node;
   }
 

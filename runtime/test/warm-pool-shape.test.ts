@@ -3,10 +3,14 @@ import * as fs from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
+import { tryLock } from '#linux';
 import { fail } from '../errors.ts';
 import { findQemu } from '../vm/qemu/accelerator.ts';
+import { findProcess, startProcess } from '../vm/qemu/machine-process.ts';
 import type { VmSpec } from '../vm/vm-driver.ts';
 import type { SandboxVmDriver } from '../vm/vm-drivers.ts';
+import { vmPlaces } from '../vm/vm-places.ts';
+import { endDeadMaker } from '../vm/warm-pool/make-template.ts';
 import {
   listTemplates,
   proveTemplate,
@@ -26,6 +30,8 @@ describe.skipIf(findQemu() === undefined)('templates of virtual machines', () =>
   const started: VmSpec[] = [];
   const forgotten: string[] = [];
   let refusal: Error | undefined;
+  let held: Promise<void> | undefined;
+  let arrived = () => {};
   const driver = {
     name: 'qemu',
     clockArguments: 'tsc_early_khz=1',
@@ -36,6 +42,8 @@ describe.skipIf(findQemu() === undefined)('templates of virtual machines', () =>
       throw fail('VM_START', { id: spec.id, reason: 'there is none' });
     },
     restore: async (spec: VmSpec) => {
+      arrived();
+      await held;
       throw refusal ?? fail('VM_START', { id: spec.id, reason: 'it does not take the state' });
     },
     forgetSnapshot: (path: string) => forgotten.push(path),
@@ -115,6 +123,32 @@ describe.skipIf(findQemu() === undefined)('templates of virtual machines', () =>
     await pool.close();
   });
 
+  const lockPath = join(stateDir, 'vm/templates/lock');
+
+  it('are given up at once when the service closes, though somebody else has the turn', async () => {
+    const lock = tryLock(lockPath)!;
+    const pool = new WarmPool({ stateDir, runDir: join(folder, 'run') });
+    for (let i = 0; i < 2; i++) expect(await pool.start(driver, spec, [])).toBeUndefined();
+    await pool.close();
+    lock.release();
+    expect(started.length).toBe(3);
+  });
+
+  it.skipIf(process.geteuid?.() !== 0)('that somebody was killed over leave no machine', async () => {
+    const places = { stateDir, runDir: join(folder, 'run') };
+    const maker = vmPlaces(places.runDir, 'template');
+    await endDeadMaker(places);
+    fs.mkdirSync(maker.folder, { recursive: true });
+    startProcess('sleep', ['600'], { ...spec, folder: maker.folder, memoryFile: join(folder, 'memory') });
+    const lock = tryLock(lockPath)!;
+    await endDeadMaker(places);
+    expect(findProcess(maker.folder)).toBeGreaterThan(0);
+    lock.release();
+    await endDeadMaker(places);
+    expect(findProcess(maker.folder)).toBeUndefined();
+    expect(fs.existsSync(maker.folder)).toBe(false);
+  });
+
   async function plant(key: string): Promise<string> {
     const place = join(stateDir, 'vm/templates', key);
     const snapshot = join(place, 's-0123456789abcdef');
@@ -137,15 +171,17 @@ describe.skipIf(findQemu() === undefined)('templates of virtual machines', () =>
     return snapshot;
   }
 
-  it('that cannot be restored go, and the machine is booted', async () => {
+  it('that cannot be restored go when it happens again and again, and the machine is booted', async () => {
     const notes: string[] = [];
     const key = keyOf();
     const snapshot = await plant(key);
     const pool = new WarmPool({ stateDir, runDir: join(folder, 'run'), onNote: (text) => notes.push(text) });
     refusal = fail('VM_SPEC', { id: 'one', field: 'drives', problem: 'too much' });
-    // Not its fault, and once it may not be.
+    // Not its fault, and twice it may not be.
     expect(await pool.start(driver, spec, [])).toBeUndefined();
     refusal = fail('VM_GUEST_SILENT', { seconds: 60 });
+    expect(await pool.start(driver, spec, [])).toBeUndefined();
+    refusal = Object.assign(new Error('no room'), { code: 'ENOSPC' });
     expect(await pool.start(driver, spec, [])).toBeUndefined();
     expect(readTemplate(stateDir, key)?.snapshotFolder).toBe(snapshot);
     refusal = undefined;
@@ -153,10 +189,36 @@ describe.skipIf(findQemu() === undefined)('templates of virtual machines', () =>
     expect(notes).toEqual([
       expect.stringMatching(/is booted, .*too much/),
       expect.stringMatching(/is booted, .*has not answered/),
+      expect.stringMatching(/is booted, .*no room/),
       expect.stringMatching(/is booted, .*does not take the state/),
     ]);
     expect(readTemplate(stateDir, key)).toBeUndefined();
     expect(forgotten).toEqual([snapshot]);
+    await pool.close();
+  });
+
+  it('that are broken go at once, and their memory when the last machine has it', async () => {
+    forgotten.length = 0;
+    const key = keyOf();
+    const snapshot = await plant(key);
+    const pool = new WarmPool({ stateDir, runDir: join(folder, 'run') });
+    let goOn = () => {};
+    held = new Promise((resolve) => {
+      goOn = resolve;
+    });
+    const underWay = new Promise<void>((resolve) => {
+      arrived = resolve;
+    });
+    const slow = pool.start(driver, spec, []);
+    await underWay;
+    fs.writeFileSync(join(snapshot, 'state'), 'statf');
+    expect(await pool.start(driver, spec, [])).toBeUndefined();
+    expect(readTemplate(stateDir, key)).toBeUndefined();
+    expect(forgotten).toEqual([]);
+    goOn();
+    expect(await slow).toBeUndefined();
+    expect(forgotten).toEqual([snapshot]);
+    held = undefined;
     await pool.close();
   });
 

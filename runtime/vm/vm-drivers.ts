@@ -1,8 +1,8 @@
 /**
- * Which driver runs sandboxes as virtual machines on this node. `auto` takes Firecracker where it is found and KVM runs a processor, else QEMU. Found out
- * once for each process. A sandbox keeps the driver that it was made with.
+ * Which driver runs sandboxes as virtual machines on this node. `auto` takes Firecracker where it is found, KVM runs a processor and its disks outlive
+ * this process, else QEMU. Found out once for each process. A sandbox keeps the driver that it was made with.
  */
-import { existsSync } from 'node:fs';
+import { ownDeviceObstacle } from '#ublk-daemon';
 import { fail } from '../errors.ts';
 import { firecrackerState } from './firecracker/find-firecracker.ts';
 import { openFirecrackerDriver } from './firecracker/firecracker-driver.ts';
@@ -30,10 +30,19 @@ export function useVmDriver(wish: VmDriverWish): void {
   chosen = undefined;
 }
 
-/** @throws RUNTIME_VM_DRIVER for a $DSEC_VM_DRIVER that is none */
+/** It may take a moment: programs and KVM are tried. @throws RUNTIME_VM_DRIVER for a $DSEC_VM_DRIVER that is none */
 export function chooseVmDriver(): VmDriverChoice {
-  chosen ??= choose(wished ?? wishOf(process.env.DSEC_VM_DRIVER));
+  chosen ??= choose(wishNow());
   return chosen;
+}
+
+/** At once; undefined: it has yet to be tried. @throws RUNTIME_VM_DRIVER for a $DSEC_VM_DRIVER that is none */
+export function knownVmDriver(): VmDriverChoice | undefined {
+  return wishNow() === 'auto' ? chosen : chooseVmDriver();
+}
+
+function wishNow(): VmDriverWish {
+  return wished ?? wishOf(process.env.DSEC_VM_DRIVER);
 }
 
 function wishOf(text: string | undefined): VmDriverWish {
@@ -47,13 +56,9 @@ function choose(wish: VmDriverWish): VmDriverChoice {
   if (wish !== 'auto') return { name: wish, why: 'it was asked for (--vm-driver, $DSEC_VM_DRIVER)' };
   const { missing } = firecrackerState();
   if (missing !== undefined) return { name: 'qemu', why: `no Firecracker: ${missing}` };
-  // Of its disks.
-  if (!existsSync('/dev/fuse') && !existsSync('/dev/ublk-control')) {
-    return {
-      name: 'qemu',
-      why: 'no Firecracker: its disks need ublk or FUSE, and there is no /dev/ublk-control or /dev/fuse',
-    };
-  }
+  // They are ours to serve, and a guest must not lose them with this process.
+  const obstacle = ownDeviceObstacle();
+  if (obstacle !== undefined) return { name: 'qemu', why: `no Firecracker, for its disks: ${obstacle}` };
   return { name: 'firecracker', why: 'it is found, and KVM runs a processor' };
 }
 

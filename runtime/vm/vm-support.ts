@@ -3,7 +3,7 @@ import { existsSync } from 'node:fs';
 import { findAgent } from '../backend/agent-binary.ts';
 import { findGuestKernel } from './guest/guest-kernel.ts';
 import { findQemu, onPath } from './qemu/accelerator.ts';
-import { chooseVmDriver, sandboxVmDriver } from './vm-drivers.ts';
+import { chooseVmDriver, knownVmDriver, sandboxVmDriver } from './vm-drivers.ts';
 
 export interface MicrovmSupport {
   /** Why not. */
@@ -26,10 +26,12 @@ export function fullVmProblem(): string | undefined {
   return onPath('qemu-img') === undefined ? 'qemu-img is not installed' : undefined;
 }
 
-/** @param probe Find out whether KVM works, too: that takes a moment. */
+/** @param probe Find out which driver it is and whether KVM works, too: that takes a moment, in which this process does nothing else. */
 export function microvmSupport(stateDir: string, { probe = true }: { readonly probe?: boolean } = {}): MicrovmSupport {
-  const { name, why } = chooseVmDriver();
-  if (name === 'qemu' && findQemu() === undefined) {
+  const hasQemu = findQemu() !== undefined;
+  // Without QEMU all depends on the other one.
+  const choice = probe || !hasQemu ? chooseVmDriver() : knownVmDriver();
+  if (choice?.name === 'qemu' && !hasQemu) {
     return {
       problem: 'qemu-system-x86_64 is not installed',
       hint: 'apt-get install --no-install-recommends qemu-system-x86',
@@ -41,7 +43,7 @@ export function microvmSupport(stateDir: string, { probe = true }: { readonly pr
   const driver = probe ? sandboxVmDriver() : undefined;
   return {
     driver: driver?.name,
-    why,
+    why: choice?.why,
     accelerator: driver?.features.accelerator,
     kernel: kernel.version,
     tap: existsSync('/dev/net/tun'),

@@ -3,15 +3,19 @@
  * folder for it (a virtual machine), without the daemon and its table.
  *
  * What it is made of is recorded in that folder before it is there, so whoever comes after a crash serves it again at the same place, or takes it
- * away (`endOwnDevices`) by the folder alone. Who has it open waits meanwhile.
+ * away (`endOwnDevices`) by the folder alone. Who has it open waits meanwhile. Where the kernel cannot have them wait there is none: with its server a
+ * guest would lose a disk that it writes to.
  */
 import { randomBytes } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import { mountsAt, replaceFile } from '#linux';
+import { messageOf } from '#base';
+import { atLeast, mountsAt, replaceFile } from '#linux';
+import { fail } from '../errors.ts';
 import type { BlockTarget } from './block-target.ts';
 import { type FileServer, resumeFile, serveFile } from './file/file-server.ts';
 import { clear, isOurs } from './file/mount-place.ts';
+import { UblkControl } from './ublk/control.ts';
 import { listUblk, recoverUblk, removeUblk, serveUblk, type UblkDevice } from './ublk/device.ts';
 import { ublkSupport } from './ublk/support.ts';
 
@@ -20,7 +24,7 @@ export interface OwnDevice {
   readonly path: string;
   /** Answered by this process: a call on the path that waits, in a thread of ours, may wait for ever. */
   readonly isFile: boolean;
-  /** As if this process had died: who has it open waits for the next one. Where the kernel cannot have them wait it is the end of it. */
+  /** As if this process had died: who has it open waits for the next one. */
   leave(): Promise<void>;
   /** Ends it, and whoever still has it open. Twice is no error. */
   end(): Promise<void>;
@@ -33,12 +37,30 @@ const RECORD = /^device-([A-Za-z0-9-]+)\.json$/;
 const FIRST_ID = 100_000;
 const IDS = 900_000;
 const TRIES = 20;
+const NOT_HELD = 'whoever has it open would lose it with this process, before Linux 6.9';
 
-/** Why there can be none here; undefined: there can. */
-export async function ownDeviceObstacle(): Promise<string | undefined> {
+/** Why there can be none here; undefined: there can. At once, and so from versions where `serveOwnDevice` asks the drivers themselves. */
+export function ownDeviceObstacle(): string | undefined {
   if (process.geteuid?.() !== 0) return 'it needs root';
-  const { obstacle } = await ublkSupport();
-  return obstacle === undefined || existsSync('/dev/fuse') ? undefined : `no ublk (${obstacle}) and no /dev/fuse`;
+  const noFile = fileObstacle();
+  if (noFile === undefined) return undefined;
+  const noUblk = ublkObstacle();
+  return noUblk === undefined ? undefined : `no ublk (${noUblk}), and no FUSE that waits (${noFile})`;
+}
+
+function fileObstacle(): string | undefined {
+  if (!existsSync('/dev/fuse')) return 'no /dev/fuse';
+  return atLeast(6, 9) ? undefined : NOT_HELD;
+}
+
+function ublkObstacle(): string | undefined {
+  try {
+    void new UblkControl().close();
+  } catch (error) {
+    return messageOf(error);
+  }
+  // From then on drivers have all that is needed.
+  return atLeast(6, 5) ? undefined : 'its driver is older than Linux 6.5';
 }
 
 /** Where a process before this one had it, at the same place. @param name Letters, digits, `-`. @throws UBLK_*, FILE_* */
@@ -95,7 +117,10 @@ async function fileAgain(path: string, target: BlockTarget): Promise<FileServer>
   const resumed = await resumeFile(wish);
   if (resumed !== undefined) return resumed;
   await endFile(path);
-  return serveFile(wish);
+  const served = await serveFile(wish);
+  if (served.leave !== undefined) return served;
+  await served.stop(0);
+  throw fail('FILE_UNAVAILABLE', { reason: NOT_HELD });
 }
 
 async function endFile(path: string): Promise<void> {
@@ -116,7 +141,7 @@ function fileDevice(server: FileServer, forget: () => void): OwnDevice {
   return {
     path: server.path,
     isFile: true,
-    leave: () => server.leave?.() ?? server.stop(0),
+    leave: () => server.leave!(),
     end: () => server.stop(0).then(forget),
   };
 }

@@ -4,14 +4,26 @@ import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { mountsAt } from '#linux';
 import { createDisk, type OpenDisk, openDisk } from '../disk-folder.ts';
+import type { FileServerOptions } from '../target/file/file-server.ts';
 import { endOwnDevices, type OwnDevice, ownDeviceObstacle, serveOwnDevice } from '../target/own-device.ts';
+import { ublkSupport } from '../target/ublk/support.ts';
+
+/** As before Linux 6.9. */
+const kernel = vi.hoisted(() => ({ isOld: false }));
+vi.mock('../target/file/file-server.ts', async (original) => {
+  const real = await original<typeof import('../target/file/file-server.ts')>();
+  const serveFile = (options: FileServerOptions) =>
+    real.serveFile({ ...options, hold: options.hold === true && !kernel.isOld });
+  return { ...real, serveFile };
+});
 
 const MIB = 2 ** 20;
 const run = promisify(execFile);
-const obstacle = await ownDeviceObstacle();
+const obstacle = ownDeviceObstacle();
+const hasUblk = (await ublkSupport()).obstacle === undefined;
 if (obstacle !== undefined) console.log(`skipped: ${obstacle}`);
 
 describe.skipIf(obstacle !== undefined)('a device of its owner', { timeout: 120_000 }, () => {
@@ -59,6 +71,18 @@ describe.skipIf(obstacle !== undefined)('a device of its owner', { timeout: 120_
     device = await serveOwnDevice(opened.disk, folder, 'upper');
     expect(device.path).toBe(path);
     expect((await reading).stdout.length).toBe(4096);
+  });
+
+  it.skipIf(hasUblk)('is refused where whoever has it open could not wait, and nothing stays mounted', async () => {
+    kernel.isOld = true;
+    try {
+      await expect(serveOwnDevice(opened.disk, folder, 'upper')).rejects.toMatchObject({ code: 'FILE_UNAVAILABLE' });
+    } finally {
+      kernel.isOld = false;
+    }
+    expect(mountsAt(join(folder, 'upper.img'))).toEqual([]);
+    await endOwnDevices(folder);
+    expect(left()).toEqual([]);
   });
 
   it('is ended by its folder alone, whoever served it', async () => {

@@ -32,7 +32,8 @@ export function gpuDevices(gpu: Gpu, { proc = '/proc/driver/nvidia', dev = '/dev
   return [...wanted, ...(existsSync(tools) ? [tools] : [])].map(deviceNode);
 }
 
-function cardMinor({ uuid, cardUuid = uuid, index }: Gpu, proc: string): number {
+/** N of its node, /dev/nvidiaN. */
+export function cardMinor({ uuid, cardUuid = uuid, index }: Gpu, proc = '/proc/driver/nvidia'): number {
   const folder = join(proc, 'gpus');
   for (const name of existsSync(folder) ? readdirSync(folder) : []) {
     const text = readFileSync(join(folder, name, 'information'), 'utf8');

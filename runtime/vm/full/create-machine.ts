@@ -1,6 +1,4 @@
 /** A full machine as it is asked for, checked, put on record, and begun. */
-import { constants } from 'node:fs';
-import { copyFile } from 'node:fs/promises';
 import { processIdentity } from '#linux';
 import { fail } from '../../errors.ts';
 import type { CreateOptions } from '../../node/create-sandbox.ts';
@@ -9,7 +7,8 @@ import { type RuntimeFolders, sandboxFolders } from '../../sandbox/state-folders
 import { MACHINE_SIZES } from '../../sandbox-api/backends.ts';
 import { checkedLimits } from '../../sandbox-api/limits.ts';
 import { baseDisk, overlayDisk } from './base-disk.ts';
-import { diskPath, FULL_VM, type FullVmSandbox } from './full-vm-sandbox.ts';
+import { copyIn, diskPath } from './disk-copy.ts';
+import { FULL_VM, type FullVmSandbox } from './full-vm-sandbox.ts';
 import { type MachineFacts, type MachineWish, SCREEN } from './machine-facts.ts';
 
 const MEMORY_STEP = 2 * 1024 * 1024;
@@ -72,11 +71,11 @@ export async function beginMachine(
   { store, base, openStoreLayer, machineDisk }: CreateOptions,
   folders: RuntimeFolders,
 ): Promise<void> {
-  const own = diskPath(sandboxFolders(folders, sandbox.name).folder);
+  const { folder } = sandboxFolders(folders, sandbox.name);
   try {
     const disk = await baseDisk(store, base, folders.cacheDir, openStoreLayer);
-    if (machineDisk === undefined) await overlayDisk(disk, own, sandbox.name);
-    else await copyFile(machineDisk, own, constants.COPYFILE_FICLONE);
+    if (machineDisk === undefined) await overlayDisk(disk, diskPath(folder), sandbox.name);
+    else await copyIn(machineDisk, folder);
   } catch (error) {
     sandbox.giveUp(error as Error);
     throw error;

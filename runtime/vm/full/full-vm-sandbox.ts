@@ -5,8 +5,8 @@
  * Paused, its memory and devices are a snapshot in its folder, and no process is left. The order keeps disk and memory of one moment: a machine whose
  * record says `paused` never ran since the snapshot.
  */
-import { constants, existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { copyFile, readdir, rm } from 'node:fs/promises';
+import { existsSync, mkdirSync, readFileSync } from 'node:fs';
+import { readdir, rm } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { basename, join } from 'node:path';
 import type { Duplex } from 'node:stream';
@@ -31,6 +31,7 @@ import { machineSockets } from '../qemu/arguments.ts';
 import type { QemuDriver } from '../qemu/qemu-driver.ts';
 import { readSnapshot } from '../snapshot/snapshot-folder.ts';
 import type { RunningVm, VmConsole, VmSpec } from '../vm-driver.ts';
+import { copyOut, diskPath, machineFolder, removeCopies } from './disk-copy.ts';
 import { GUEST_AGENT_PORT, GuestAgent } from './guest-agent.ts';
 import { MachineCommands } from './machine-commands.ts';
 import { type MachineFacts, VNC_PORT } from './machine-facts.ts';
@@ -40,8 +41,6 @@ import { act, type ScreenAction, screenshot } from './screen.ts';
 export const FULL_VM = 'vm';
 export const FULL_VM_FEATURES: ReadonlySet<Capability> = featuresOf('vm');
 
-/** Of a guest's file systems. */
-const FREEZE_MS = 20_000;
 /** Ticks of /proc/PID/stat. */
 const TICK_USEC = 10_000;
 const PAGE = 4096;
@@ -50,10 +49,6 @@ export interface FullVmParts extends AgentSandboxParts {
   readonly keeper: KeeperChannel;
   readonly keptId: number;
   readonly driver: () => QemuDriver;
-}
-
-export function machineFolder(sandboxFolder: string): string {
-  return join(sandboxFolder, 'machine');
 }
 
 export class FullVmSandbox extends AgentSandbox {
@@ -125,7 +120,8 @@ export class FullVmSandbox extends AgentSandbox {
   /** After a restart of the service. */
   async takeUp(): Promise<void> {
     this.noteReady.resolve();
-    const { driver } = this.own;
+    const { driver, places } = this.own;
+    await removeCopies(places.folder).catch(() => {});
     if (this.isPaused) {
       await driver().sweep(this.folder);
       await this.connectTap();
@@ -134,6 +130,7 @@ export class FullVmSandbox extends AgentSandbox {
     const found = await driver().find(this.folder);
     if (found === undefined) return this.hasEnded(endNow('lost', 'its machine has ended while nobody looked'));
     this.adopt(found);
+    this.thaw();
     await this.connectTap();
     await this.link.reconcile();
     // It was being paused, or had just been resumed.
@@ -153,18 +150,18 @@ export class FullVmSandbox extends AgentSandbox {
   copyDisk(path: string): Promise<void> {
     return this.inTurn(async () => {
       this.refuseEnded();
-      const copy = () => copyFile(diskPath(this.own.places.folder), path, constants.COPYFILE_FICLONE);
+      const copy = () => copyOut(this.own.places.folder, path);
       if (this.isPaused) return copy();
       const vm = this.running();
-      const agent = (await this.agentIsThere()) ? this.agent : undefined;
-      await agent?.ask('guest-fsfreeze-freeze', undefined, { timeoutMs: FREEZE_MS }).catch(() => {});
-      try {
-        await vm.stop();
-        await copy();
-      } finally {
-        await vm.cont().catch(() => {});
-        await agent?.ask('guest-fsfreeze-thaw', undefined, { timeoutMs: FREEZE_MS }).catch(() => {});
-      }
+      const copyStill = async () => {
+        try {
+          await vm.stop();
+          await copy();
+        } finally {
+          await vm.cont().catch(() => {});
+        }
+      };
+      return this.agent !== undefined && (await this.agentIsThere()) ? this.agent.whileFrozen(copyStill) : copyStill();
     });
   }
 
@@ -264,6 +261,7 @@ export class FullVmSandbox extends AgentSandbox {
         throw error;
       }
       this.adopt(vm);
+      this.thaw();
       await vm.cont();
       this.link.go();
     });
@@ -290,6 +288,11 @@ export class FullVmSandbox extends AgentSandbox {
     const { qmp } = this.running();
     const devices = this.agent === undefined ? [] : await qmp!.execute('query-chardev');
     return Array.isArray(devices) && devices.some((one) => one?.label === 'port0' && one['frontend-open'] === true);
+  }
+
+  /** A service may have been killed while it was frozen. */
+  private thaw(): void {
+    this.agent?.thawIf(() => this.agentIsThere());
   }
 
   /** One whose machine was paused is resumed. @throws RUNTIME_UNSUPPORTED where no agent has its port open */
@@ -471,10 +474,6 @@ export class FullVmSandbox extends AgentSandbox {
 
 function agentSocket(folder: string): string {
   return join(folder, 'agent.sock');
-}
-
-export function diskPath(sandboxFolder: string): string {
-  return join(sandboxFolder, 'disk.qcow2');
 }
 
 function residentBytes(pid: number): number {

@@ -16,8 +16,13 @@ export const GUEST_AGENT_PORT = 'org.qemu.guest_agent.0';
 /** Both streams of a command come in one line; the agent keeps 16 MiB of each. */
 const MAX_LINE_BYTES = 48 << 20;
 const ANSWER_MS = 60_000;
+/** Of a guest's file systems. */
+const FREEZE_MS = 20_000;
+const THAW = 'guest-fsfreeze-thaw';
 const DELIMITER = 0xff;
+const NOTHING = Buffer.alloc(0);
 const MOST_EARLY = 8;
+const MAX_EARLY_BYTES = 4 << 10;
 
 interface Waiting {
   readonly resolve: (line: string) => void;
@@ -31,12 +36,15 @@ export class GuestAgent {
   private readonly path: string;
   private readonly id: string;
   private socket: Socket | undefined;
-  private parts: Buffer[] = [];
-  private partBytes = 0;
+  /** A line that has begun: the first bytes of it. In one piece, which doubles: pieces of a byte each would be far larger than what they hold. */
+  private begun = NOTHING;
+  private begunBytes = 0;
   private waiting: Waiting | undefined;
-  /** That came while nobody waited: of a greeting there are two, at once or not. */
+  /** It finds its way back; only then may lines come that nobody waits for. */
+  private greeting = false;
+  /** Those: of a greeting there are two, at once or not. */
   private early: string[] = [];
-  private turn: Promise<unknown> = Promise.resolve();
+  private turn: Promise<void> = Promise.resolve();
 
   /** @param id Of the machine, for errors. */
   constructor(path: string, id: string) {
@@ -46,13 +54,38 @@ export class GuestAgent {
 
   /** @throws GuestRefusal, VM_GUEST_AGENT */
   ask(command: string, args?: object, { timeoutMs = ANSWER_MS } = {}): Promise<unknown> {
-    const asked = this.turn.then(() => this.askNow(command, args, timeoutMs));
-    this.turn = asked.catch(() => {});
-    return asked;
+    return this.inTurn(() => this.askNow(command, args, timeoutMs));
+  }
+
+  /** The guest's file systems are at rest meanwhile, where it can do that. Whatever else is asked waits: it would be refused. */
+  whileFrozen<T>(work: () => Promise<T>): Promise<T> {
+    return this.inTurn(async () => {
+      await this.askNow('guest-fsfreeze-freeze', undefined, FREEZE_MS).catch(() => {});
+      try {
+        return await work();
+      } finally {
+        await this.askNow(THAW, undefined, FREEZE_MS).catch(() => {});
+      }
+    });
+  }
+
+  /** Before whatever is asked from now on, which one that is frozen would refuse. Nobody waits for it. */
+  thawIf(isThere: () => Promise<boolean>): void {
+    this.inTurn(async () => {
+      if (await isThere()) await this.askNow(THAW, undefined, FREEZE_MS);
+    }).catch(() => {});
   }
 
   close(): void {
     this.end('it is closed');
+  }
+
+  private inTurn<T>(work: () => Promise<T>): Promise<T> {
+    const done = this.turn.then(work);
+    // Without its answer, which may be large.
+    const ignore = () => {};
+    this.turn = done.then(ignore, ignore);
+    return done;
   }
 
   private async askNow(command: string, args: object | undefined, timeoutMs: number): Promise<unknown> {
@@ -80,6 +113,7 @@ export class GuestAgent {
       socket.once('error', reject);
     });
     this.socket = socket;
+    this.greeting = true;
     socket.on('data', (bytes: Buffer) => this.take(socket, bytes));
     socket.on('error', () => {});
     socket.once('close', () => {
@@ -95,12 +129,12 @@ export class GuestAgent {
       if (leftMs <= 0) throw new Error('it does not find its way back');
       line = await this.say(undefined, leftMs);
     }
+    this.greeting = false;
+    this.early = [];
   }
 
   /** Resolves with the next line. */
   private say(bytes: Buffer | string | undefined, timeoutMs: number): Promise<string> {
-    // What came before a question is the answer to none.
-    if (bytes !== undefined) this.early = [];
     const [next] = this.early.splice(0, 1);
     if (next !== undefined) return Promise.resolve(next);
     return new Promise((resolve, reject) => {
@@ -128,26 +162,42 @@ export class GuestAgent {
     if (this.socket !== socket) return;
     let from = 0;
     for (let end = bytes.indexOf(10); end !== -1; end = bytes.indexOf(10, from)) {
-      const line = Buffer.concat([...this.parts, bytes.subarray(from, end)]);
-      this.parts = [];
-      this.partBytes = 0;
+      const line = Buffer.concat([this.begun.subarray(0, this.begunBytes), bytes.subarray(from, end)]);
+      this.begun = NOTHING;
+      this.begunBytes = 0;
       from = end + 1;
       const text = line.subarray(line.lastIndexOf(DELIMITER) + 1).toString('utf8');
       if (text.trim() === '') continue;
       if (this.waiting !== undefined) this.waiting.resolve(text);
-      else if (this.early.length < MOST_EARLY) this.early.push(text);
+      // Else it is the answer to no question.
+      else if (this.greeting && this.early.length < MOST_EARLY && line.length <= MAX_EARLY_BYTES) this.early.push(text);
     }
-    if (from === bytes.length) return;
-    this.parts.push(bytes.subarray(from));
-    this.partBytes += bytes.length - from;
-    if (this.partBytes > MAX_LINE_BYTES) this.end(`a line of more than ${MAX_LINE_BYTES} bytes`);
+    if (from < bytes.length) this.keep(bytes.subarray(from));
+  }
+
+  /** Of a line that has not ended. */
+  private keep(bytes: Buffer): void {
+    const size = this.begunBytes + bytes.length;
+    const most = this.greeting || this.waiting !== undefined ? MAX_LINE_BYTES : MAX_EARLY_BYTES;
+    if (size > most) {
+      this.end(`a line of more than ${most} bytes`);
+      return;
+    }
+    if (size > this.begun.length) {
+      const larger = Buffer.allocUnsafe(Math.min(MAX_LINE_BYTES, Math.max(size, 2 * this.begun.length)));
+      this.begun.copy(larger, 0, 0, this.begunBytes);
+      this.begun = larger;
+    }
+    bytes.copy(this.begun, this.begunBytes);
+    this.begunBytes = size;
   }
 
   private end(problem: string): void {
     const { socket, waiting } = this;
     this.socket = undefined;
-    this.parts = [];
-    this.partBytes = 0;
+    this.begun = NOTHING;
+    this.begunBytes = 0;
+    this.greeting = false;
     this.early = [];
     socket?.destroy();
     waiting?.reject(new Error(problem));

@@ -4,6 +4,7 @@
  * is the guest's own `kill`, of its process.
  */
 import { setTimeout as delay } from 'node:timers/promises';
+import { messageOf } from '#base';
 import type { AgentChannel, CommandTrees } from '../../aether/agent-channel.ts';
 import { WINDOW_BYTES } from '../../aether/kept-command.ts';
 import { AGENT_FRAME, PayloadReader, PayloadWriter } from '../../backend/agent-wire.ts';
@@ -45,6 +46,7 @@ const LAST_LOOK_MS = 500;
 /** Of looks that failed while the machine ran. */
 const MOST_FAILURES = 20;
 const STREAMS = [1, 2] as const;
+const NOTHING = Buffer.alloc(0);
 
 export class MachineCommands implements AgentChannel {
   private host: CommandsHost | undefined;
@@ -77,7 +79,7 @@ export class MachineCommands implements AgentChannel {
         break;
       case AGENT_FRAME.stdinClose: {
         const command = this.all.get(about);
-        if (command?.input !== undefined && !command.isOver) void this.begin(about, command);
+        if (command?.input !== undefined && !command.isOver) this.run(about, command);
         break;
       }
       case AGENT_FRAME.kill:
@@ -91,7 +93,7 @@ export class MachineCommands implements AgentChannel {
         break;
       }
       case AGENT_FRAME.drop:
-        this.all.delete(about);
+        this.forget(about);
         break;
       case AGENT_FRAME.which:
         // Those of this process: one before it took what it knew with it.
@@ -111,7 +113,7 @@ export class MachineCommands implements AgentChannel {
     reader.u16();
     reader.bytes();
     const args = reader.list(() => reader.bytes().toString('utf8'));
-    const output = () => ({ bytes: Buffer.alloc(0), sent: 0, limit: WINDOW_BYTES });
+    const output = () => ({ bytes: NOTHING, sent: 0, limit: WINDOW_BYTES });
     const command: Command = {
       args,
       input: (flags & FLAG_STDIN) === 0 ? undefined : [],
@@ -124,7 +126,7 @@ export class MachineCommands implements AgentChannel {
     this.all.set(id, command);
     // It begins when its input has ended; whoever is to write that has to know that it may.
     if (command.input !== undefined) this.tell(AGENT_FRAME.runs, id, new PayloadWriter().u32(0).done());
-    else void this.begin(id, command);
+    else this.run(id, command);
   }
 
   private feed(id: number, bytes: Buffer): void {
@@ -139,24 +141,36 @@ export class MachineCommands implements AgentChannel {
     this.tell(AGENT_FRAME.stdinTaken, id, new PayloadWriter().u32(bytes.length).done());
   }
 
+  private run(id: number, command: Command): void {
+    // Whatever is wrong with what the guest says: it costs this command, and no more.
+    this.begin(id, command).catch((error) => this.lose(id, messageOf(error)));
+  }
+
   private async begin(id: number, command: Command): Promise<void> {
     if (command.begun) return;
     command.begun = true;
-    const [path, ...arg] = command.args;
-    const input = command.input === undefined ? {} : { 'input-data': Buffer.concat(command.input).toString('base64') };
+    let pid: number;
     try {
-      const asked = { path, arg, 'capture-output': true, ...input };
-      const answer = await this.agentNow().ask('guest-exec', asked);
-      if (!isObject(answer) || typeof answer.pid !== 'number') throw new Error('an answer without a process');
-      command.pid = answer.pid;
+      pid = await this.start(command);
     } catch (error) {
       if (error instanceof GuestRefusal) return this.refuse(id, errnoOf(error.message));
-      command.isOver = true;
+      this.forget(id);
       return this.host!.refuse(id, error as Error);
     }
-    const { pid } = command;
+    command.pid = pid;
     if (command.input === undefined) this.tell(AGENT_FRAME.runs, id, new PayloadWriter().u32(pid).done());
     await this.follow(id, command, pid);
+  }
+
+  /** Its number in the guest. Of its input nothing stays here. */
+  private async start({ args: [path, ...arg], input }: Command): Promise<number> {
+    const data = input === undefined ? {} : { 'input-data': Buffer.concat(input.splice(0)).toString('base64') };
+    const answer = await this.agentNow().ask('guest-exec', { path, arg, 'capture-output': true, ...data });
+    const pid = isObject(answer) ? answer.pid : undefined;
+    if (typeof pid !== 'number' || !Number.isInteger(pid) || pid <= 0 || pid >= 2 ** 32) {
+      throw new Error('an answer without a process');
+    }
+    return pid;
   }
 
   /** Its number is the guest's: it stays what it is while the machine is paused and resumed. */
@@ -174,8 +188,7 @@ export class MachineCommands implements AgentChannel {
       } catch (error) {
         if (this.host!.agent() === undefined) continue;
         if (error instanceof GuestRefusal || ++failures >= MOST_FAILURES) {
-          command.isOver = true;
-          return this.host!.lose(id, 'the guest agent does not know what became of it');
+          return this.lose(id, 'the guest agent does not know what became of it');
         }
       }
     }
@@ -185,7 +198,7 @@ export class MachineCommands implements AgentChannel {
     command.isOver = true;
     const bytes = (name: string) => {
       const text = status[name];
-      return typeof text === 'string' ? Buffer.from(text, 'base64') : Buffer.alloc(0);
+      return typeof text === 'string' ? Buffer.from(text, 'base64') : NOTHING;
     };
     command.output[1].bytes = bytes('out-data');
     command.output[2].bytes = bytes('err-data');
@@ -212,14 +225,28 @@ export class MachineCommands implements AgentChannel {
       }
       if (output.sent < bytes.length || output.limit === Number.POSITIVE_INFINITY) continue;
       output.limit = Number.POSITIVE_INFINITY;
+      output.bytes = NOTHING;
       this.tell(AGENT_FRAME.endOfStream, id, new PayloadWriter().u8(stream).done());
     }
+    // All is said, and kept by the sandbox.
+    if (STREAMS.every((stream) => command.output[stream].limit === Number.POSITIVE_INFINITY)) this.forget(id);
   }
 
   private refuse(id: number, errno: number): void {
+    this.forget(id);
+    this.tell(AGENT_FRAME.refused, id, new PayloadWriter().u8(STAGE_EXEC).u32(errno).done());
+  }
+
+  private lose(id: number, reason: string): void {
+    this.forget(id);
+    this.host!.lose(id, reason);
+  }
+
+  /** It is over: what it said and was given is freed. */
+  private forget(id: number): void {
     const command = this.all.get(id);
     if (command !== undefined) command.isOver = true;
-    this.tell(AGENT_FRAME.refused, id, new PayloadWriter().u8(STAGE_EXEC).u32(errno).done());
+    this.all.delete(id);
   }
 
   private async kill(id: number, signal: number): Promise<void> {

@@ -52,13 +52,15 @@ export function machineFiles(host: FilesHost): SandboxFiles {
       }
     },
     async write(path, content) {
-      // Whole before it is begun: what fails leaves what is there.
+      // All of it is here before it is begun: content that fails leaves what is there. The agent cannot rename, so it is written in place: a write that is
+      // broken off leaves a part.
       const bytes = Buffer.isBuffer(content) ? content : await collected(path, content);
       return host.withAgent((agent) =>
         withFile(agent, path, 'w', async (handle) => {
-          for (let at = 0; at < bytes.length; at += PART_BYTES) {
+          for (let at = 0; at < bytes.length; ) {
             const part = bytes.subarray(at, at + PART_BYTES);
-            await agent.ask('guest-file-write', { handle, 'buf-b64': part.toString('base64') });
+            const answer = await agent.ask('guest-file-write', { handle, 'buf-b64': part.toString('base64') });
+            at += writtenOf(path, part, answer);
           }
           await agent.ask('guest-file-flush', { handle });
           return fileOf(bytes.length);
@@ -127,6 +129,13 @@ async function pieceAt(agent: GuestAgent, handle: number, offset: number): Promi
   const answer = await agent.ask('guest-file-read', { handle, count: PART_BYTES });
   const text = isObject(answer) ? answer['buf-b64'] : undefined;
   return { bytes: Buffer.from(typeof text === 'string' ? text : '', 'base64'), size };
+}
+
+/** How much of `part` was written; the rest has to be given again. */
+function writtenOf(path: SandboxPath, part: Buffer, answer: unknown): number {
+  const count = isObject(answer) ? answer.count : undefined;
+  if (typeof count === 'number' && Number.isInteger(count) && count > 0 && count <= part.length) return count;
+  throw fileError(path, 'EIO', 'the guest agent does not say that it was written');
 }
 
 async function collected(path: SandboxPath, content: AsyncIterable<Buffer>): Promise<Buffer> {

@@ -23,7 +23,7 @@ export async function privateMemory(snapshot: Snapshot): Promise<string> {
   return `/proc/${process.pid}/fd/${await made}`;
 }
 
-/** Machines that have it mapped keep it. */
+/** Machines that have it mapped keep it; one that has yet to open its path must not be under way. */
 export function forgetPrivateMemory(folder: string): void {
   const made = known.get(folder);
   known.delete(folder);

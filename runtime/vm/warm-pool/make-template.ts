@@ -1,16 +1,18 @@
 /**
  * Makes a template: a machine is booted without drives or network until its guest waits for its order, loads what any sandbox may need, and stands still
- * for a snapshot. One at a time on a node; what a process that was killed has left of it goes before the next one.
+ * for a snapshot. One at a time on a node; what a process that was killed has left of it goes before the next one, and its machine when a service begins.
  */
 import { randomBytes } from 'node:crypto';
-import { mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { failPoint } from '#base';
-import { syncFolder, withLock } from '#linux';
+import { syncFolder, tryLock, withLock } from '#linux';
 import { fail } from '../../errors.ts';
+import type { RuntimeFolders } from '../../sandbox/state-folders.ts';
 import type { ServiceClass } from '../../sandbox-api/sandbox.ts';
 import { GuestLink } from '../guest/guest-link.ts';
 import { guestWork } from '../guest/guest-order.ts';
+import { endProcess } from '../qemu/machine-process.ts';
 import type { RunningVm, VmSpec } from '../vm-driver.ts';
 import type { SandboxVmDriver } from '../vm-drivers.ts';
 import { vmPlaces } from '../vm-places.ts';
@@ -49,7 +51,7 @@ export interface MakeTemplate {
 
 /** One that is there already is taken. @throws VM_START, VM_SNAPSHOT, VM_TEMPLATE */
 export async function makeTemplate(wish: MakeTemplate): Promise<Template> {
-  const { stateDir, shape } = wish;
+  const { stateDir, shape, signal } = wish;
   const folder = templatesFolder(stateDir);
   mkdirSync(folder, { recursive: true, mode: 0o700 });
   const make = async () => {
@@ -74,9 +76,25 @@ export async function makeTemplate(wish: MakeTemplate): Promise<Template> {
     }
     return readTemplate(stateDir, shape.key)!;
   };
-  return withLock(join(folder, 'lock'), make, { timeoutMs: TURN_MS });
+  return withLock(lockOf(stateDir), make, { timeoutMs: TURN_MS, signal });
 }
 
+/** Ends the machine of one that was killed while it made a template; whoever makes one now has the lock. */
+export async function endDeadMaker({ stateDir, runDir }: Pick<RuntimeFolders, 'stateDir' | 'runDir'>): Promise<void> {
+  const { folder } = vmPlaces(runDir, MAKER);
+  if (!existsSync(folder)) return;
+  const held = tryLock(lockOf(stateDir));
+  if (held === undefined) return;
+  try {
+    // QEMU's, whichever driver runs sandboxes now: no other one has templates.
+    await endProcess(folder);
+    rmSync(folder, { recursive: true, force: true });
+  } finally {
+    held.release();
+  }
+}
+
+const lockOf = (stateDir: string) => join(templatesFolder(stateDir), 'lock');
 const NEW = '.new-';
 
 /** The lock is ours: who had begun one is gone. */

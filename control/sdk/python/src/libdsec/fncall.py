@@ -45,6 +45,8 @@ class DSecFnCallRunArgs:
     compile_only: Optional[bool] = None
     #: False: by an interpreter that starts for it.
     warm: Optional[bool] = None
+    #: Arguments of `fncall.run`, of a task that runs before it: the files that it gives back (`fetch`) are put in.
+    made_from: Optional[Mapping[str, Any]] = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class FnCall:
             fetch=args.fetch,
             compile_only=args.compile_only,
             warm=args.warm,
+            made_from=args.made_from,
             timeout=timeout,
         )
 
