@@ -34,7 +34,10 @@ export async function gpuCards(described: readonly string[] = []): Promise<reado
     const cards = described.map(describedCard);
     const twice = cards.find(({ id }, at) => cards.findIndex((card) => card.id === id) !== at);
     if (twice !== undefined) {
-      throw fail('EDGE_GPU', { text: twice.id, problem: 'two cards begin with it; name first the node that is one card’s' });
+      throw fail('EDGE_GPU', {
+        text: twice.id,
+        problem: 'two cards begin with it; name first the node that is one card’s',
+      });
     }
     return cards;
   }

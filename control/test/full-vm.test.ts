@@ -84,7 +84,10 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
     for (const until = performance.now() + 10 * MINUTES; ; await delay(300)) {
       const error = await desk()
         .exec({ args: ['true'] })
-        .then(undefined, (thrown: unknown) => thrown);
+        .then(
+          () => undefined,
+          (thrown: unknown) => thrown,
+        );
       if (error === undefined) return;
       if (!isUnsupported(error) || performance.now() > until) throw error;
     }
