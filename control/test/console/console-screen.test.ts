@@ -82,9 +82,9 @@ describe.skipIf(missing !== '')('the screen of a machine in the console', { time
     await page.run(() => {
       location.hash = '#/sandboxes/desk.edge-1';
     });
+    // Nobody could type into a shell of it; which tabs there are is known when the machine is.
+    await page.until(() => document.querySelector<HTMLElement>('#tab-terminal')?.hidden === true);
     await page.sees('Screen', '.tabs');
-    // Nobody could type into a shell of it.
-    expect(await page.run(() => document.querySelector<HTMLElement>('#tab-terminal')?.hidden)).toBe(true);
     await page.click('.tab', 'Screen');
     await page.sees('connected', '.terminal-bar');
     await until('it has booted', async () => (await serial()).includes('R'));
@@ -142,8 +142,11 @@ describe.skipIf(missing !== '')('the screen of a machine in the console', { time
     ] as const) {
       const socket = new WebSocket(there, [...protocols]);
       socket.on('error', () => {});
-      const [, answer] = (await once(socket, 'unexpected-response')) as [unknown, { statusCode: number }];
-      expect(answer.statusCode).toBe(status);
+      const answered = new Promise<number | undefined>((resolve) => {
+        socket.once('unexpected-response', (_request, { statusCode }) => resolve(statusCode));
+        socket.once('open', () => resolve(undefined));
+      });
+      expect(await answered).toBe(status);
       socket.terminate();
     }
   });
