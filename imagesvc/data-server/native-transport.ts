@@ -172,7 +172,7 @@ class NativeServed {
         if (path === '/') return done(0, statOf(1, 0, 0o040500, 2));
         const blob = this.#find(path);
         if (blob === undefined) return done(-ERRNO.ENOENT);
-        done(0, statOf(blob.node, blob.sizeBytes, 0o100400, 1));
+        done(0, statOf(blob.node, blob.sizeBytes, 0o100444, 1));
       },
       open: (path, _flags, done) => {
         const blob = this.#find(path);

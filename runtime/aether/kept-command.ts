@@ -85,6 +85,7 @@ export class KeptCommand implements ExecHandle {
   private fullSinceMs: number | undefined;
   private resumed = false;
   private problem: Error | undefined;
+  private isKilling = false;
   private timer: NodeJS.Timeout | undefined;
   private timedOut = false;
   private stdinAhead = 0;
@@ -334,9 +335,12 @@ export class KeptCommand implements ExecHandle {
     // One that has exited waits for its output, which what it left behind may have taken.
     if (this.exit === undefined) this.timedOut = true;
     // Again, should the machine have been too busy to let it die.
+    this.isKilling = true;
     this.killTree()
       .catch(() => {})
       .finally(() => {
+        this.isKilling = false;
+        this.finishIfWhole();
         if (this.isOver) return;
         this.timer = setTimeout(() => this.expire(), KILL_AGAIN_MS);
         this.timer.unref();
@@ -345,7 +349,8 @@ export class KeptCommand implements ExecHandle {
 
   private finishIfWhole(): void {
     const { exit } = this;
-    if (exit === undefined || this.isOver) return;
+    // That it has ended by its time-out is said when all that it started has.
+    if (exit === undefined || this.isOver || this.isKilling) return;
     // What lay in its pipe another process inside may have taken out of it.
     const isWhole = (name: StreamName) => this.whole.has(name) || this.spools[name].total >= (exit[name] ?? 0);
     if (this.unwritten.length > 0 || !NAMES.every(isWhole)) return;
