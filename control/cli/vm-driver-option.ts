@@ -3,7 +3,7 @@ import { useVmDriver, VM_DRIVER_WISHES } from '#runtime';
 import { choice } from './choice.ts';
 
 export const VM_DRIVER_HELP =
-  'what runs virtual machines of --backend microvm: qemu, firecracker, or auto, which takes Firecracker where it is found and KVM works (default: $DSEC_VM_DRIVER, else auto)';
+  'what runs virtual machines of --backend microvm: qemu, firecracker, or auto, which takes Firecracker where it is found, KVM works and its disks outlive the service (default: $DSEC_VM_DRIVER, else auto)';
 
 /** @throws CLI_USAGE */
 export function chooseVmDriver(text: string | undefined): void {

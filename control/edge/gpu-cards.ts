@@ -6,6 +6,7 @@
  */
 import { existsSync, statSync } from 'node:fs';
 import { basename } from 'node:path';
+import { splitDevice } from '#linux';
 import { cardMinor, type DeviceNode, type Gpu, listGpus } from '#runtime';
 import { fail } from '../errors.ts';
 
@@ -77,9 +78,7 @@ function deviceNode(path: string, text: string): DeviceNode {
   // In a user namespace nobody is root outside.
   if ((status.mode & 0o006) !== 0o006)
     throw fail('EDGE_GPU', { text, problem: `not everybody may open ${path}: chmod 666` });
-  // As the kernel encodes it for user space.
-  const { rdev } = status;
-  return { path, major: (rdev >> 8) & 0xfff, minor: (rdev & 0xff) | ((rdev >> 12) & 0xfff00), mode: 0o666 };
+  return { path, ...splitDevice(status.rdev), mode: 0o666 };
 }
 
 export class GpuCards {

@@ -6,6 +6,7 @@
 import { execFileSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync, realpathSync, statSync } from 'node:fs';
 import { basename, join } from 'node:path';
+import { splitDevice } from '#linux';
 import type { DeviceNode } from '../../backend/device-rules.ts';
 import { fail } from '../../errors.ts';
 import type { Gpu } from './nvidia-smi.ts';
@@ -56,10 +57,7 @@ function capability(file: string): number {
 function deviceNode(path: string): DeviceNode {
   try {
     const { rdev, mode } = statSync(path);
-    // As the kernel packs them (makedev of the C library).
-    const major = Math.floor(rdev / 256) % 4096;
-    const minor = (rdev % 256) + Math.floor(rdev / 2 ** 20) * 256;
-    return { path, major, minor, mode: mode & 0o777 };
+    return { path, ...splitDevice(rdev), mode: mode & 0o777 };
   } catch (error) {
     throw fail('RUNTIME_GPU', { reason: `${path} is missing: the driver is not loaded whole` }, error);
   }
