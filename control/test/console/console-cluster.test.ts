@@ -1,57 +1,15 @@
 /** The console in front of a real cluster: `dsec serve all`, a sandbox, a shell in it. */
-import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { canServeEdge, EdgeSite, until } from '../edge-site.ts';
-import { Chromium, findChromium, type Page } from './chromium.ts';
+import { describe, expect, it } from 'vitest';
+import { consoleSite, consoleSiteMissing } from './console-site.ts';
 
-const chromium = findChromium();
-const missing = !canServeEdge
-  ? 'not root, or no dsec-agent, or no busybox'
-  : chromium === undefined
-    ? 'no Chromium'
-    : '';
+const missing = consoleSiteMissing();
 if (missing !== '') console.log(`skipped: ${missing}`);
 
 describe.skipIf(missing !== '')('the console of dsec serve all', { timeout: 400_000 }, () => {
-  let site: EdgeSite;
-  let cluster: ReturnType<EdgeSite['serve']>;
-  let browser: Chromium;
-  let page: Page;
-  let url = '';
-  let token = '';
-
-  beforeAll(async () => {
-    site = await EdgeSite.make();
-    const pressed = ['--pressure', 'cpu=1,memory=1,io=1', '--reserve', 'memory=0,disk=0'];
-    const args = ['--listen', '127.0.0.1:0', '--id', 'edge-1', '--no-context', '--stop-sandboxes'];
-    cluster = site.serve('all', ...args, ...pressed);
-    await until('the cluster serves', () => {
-      if (cluster.child.exitCode !== null) throw new Error(`the cluster did not start: ${cluster.said()}`);
-      return /sudo cat \S+/.test(cluster.said());
-    });
-    url = /^console: (\S+)\/console\//m.exec(cluster.said())![1]!;
-    token = readFileSync(/sudo cat (\S+)/.exec(cluster.said())![1]!, 'utf8').trim();
-    browser = await Chromium.start(chromium!);
-    page = await browser.page();
-  }, 400_000);
-
-  afterAll(async () => {
-    await browser?.end();
-    if (cluster !== undefined && cluster.child.exitCode === null) {
-      cluster.child.kill('SIGTERM');
-      await once(cluster.child, 'exit');
-    }
-    await site?.remove();
-  }, 400_000);
-
-  const api = async (method: string, path: string, body?: object) => {
-    const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
-    const answer = await fetch(`${url}${path}`, { method, headers, body: body && JSON.stringify(body) });
-    return (await answer.json()) as { readonly id: string; readonly state: string };
-  };
+  const site = consoleSite();
 
   it('shows its node, a sandbox as it is made, and a shell that does what is typed', async () => {
+    const { page, url, token } = site;
     await page.go(`${url}/console/`);
     await page.click('#token');
     await page.insert(token);
@@ -61,8 +19,10 @@ describe.skipIf(missing !== '')('the console of dsec serve all', { timeout: 400_
     await page.click('.nav-link', 'Sandboxes');
     await page.sees('No sandbox fits');
     await page.sees('live', '.pulse');
-    const { id } = await api('POST', '/v1/sandboxes', { image: 'bb:1', name: 'box', memoryBytes: 64 << 20, job: 'j1' });
-    expect(id).toBe('box.edge-1');
+    const asked = { image: 'bb:1', name: 'box', memoryBytes: 64 << 20, job: 'j1' };
+    const made = await site.api('POST', '/v1/sandboxes', asked);
+    expect(made.status, made.text).toBe(201);
+    expect(JSON.parse(made.text).id).toBe('box.edge-1');
     await page.sees('box', '.vt-row');
     await page.click('.vt-row', 'box');
     await page.sees('/ 64 MiB', '.meters');
@@ -96,6 +56,7 @@ describe.skipIf(missing !== '')('the console of dsec serve all', { timeout: 400_
   });
 
   it('stops and removes it, and has the rest of a cluster', async () => {
+    const { page } = site;
     await page.click('.sandbox-head .button', 'Remove');
     await page.click('dialog .button', 'Remove');
     await page.until(() => location.hash === '#/sandboxes');

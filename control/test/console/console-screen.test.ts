@@ -1,65 +1,24 @@
 /** The screen of a full machine in the console: a guest that repeats what is typed, seen and typed to in a browser over the whole way of a cluster. */
 import { execFileSync } from 'node:child_process';
-import { once } from 'node:events';
-import * as fs from 'node:fs';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { WebSocket } from 'ws';
 import { fullVmProblem } from '#runtime';
-import { canServeEdge, EdgeSite, until } from '../edge-site.ts';
-import { Chromium, findChromium, type Page } from './chromium.ts';
+import { until } from '../edge-site.ts';
+import { consoleSite, consoleSiteMissing } from './console-site.ts';
 
-const chromium = findChromium();
-const missing = !canServeEdge
-  ? 'not root, or no dsec-agent, or no busybox'
-  : chromium === undefined
-    ? 'no Chromium'
-    : (fullVmProblem() ?? '');
+const missing = consoleSiteMissing() || (fullVmProblem() ?? '');
 if (missing !== '') console.log(`skipped: ${missing}`);
 
 describe.skipIf(missing !== '')('the screen of a machine in the console', { timeout: 400_000 }, () => {
-  let site: EdgeSite;
-  let cluster: ReturnType<EdgeSite['serve']>;
-  let browser: Chromium;
-  let page: Page;
-  let url = '';
-  let token = '';
-
-  beforeAll(async () => {
-    site = await EdgeSite.make();
+  const site = consoleSite(({ env }) => {
     const script = join(import.meta.dirname, '../../../scripts/echo-image.mjs');
-    execFileSync(process.execPath, [script, '--image', 'echo:1'], { env: site.env, stdio: 'pipe' });
-    const pressed = ['--pressure', 'cpu=1,memory=1,io=1', '--reserve', 'memory=0,disk=0'];
-    const args = ['--listen', '127.0.0.1:0', '--id', 'edge-1', '--no-context', '--stop-sandboxes'];
-    cluster = site.serve('all', ...args, ...pressed);
-    await until('the cluster serves', () => {
-      if (cluster.child.exitCode !== null) throw new Error(`the cluster did not start: ${cluster.said()}`);
-      return /sudo cat \S+/.test(cluster.said());
-    });
-    url = /^console: (\S+)\/console\//m.exec(cluster.said())![1]!;
-    token = fs.readFileSync(/sudo cat (\S+)/.exec(cluster.said())![1]!, 'utf8').trim();
-    browser = await Chromium.start(chromium!);
-    page = await browser.page();
-  }, 400_000);
-
-  afterAll(async () => {
-    await browser?.end();
-    if (cluster !== undefined && cluster.child.exitCode === null) {
-      cluster.child.kill('SIGTERM');
-      await once(cluster.child, 'exit');
-    }
-    await site?.remove();
-  }, 400_000);
-
-  const api = async (method: string, path: string, body?: object) => {
-    const headers = { authorization: `Bearer ${token}`, ...(body && { 'content-type': 'application/json' }) };
-    const answer = await fetch(`${url}${path}`, { method, headers, body: body && JSON.stringify(body) });
-    return { status: answer.status, text: await answer.text() };
-  };
-  const serial = async () => (await api('GET', '/v1/sandboxes/desk.edge-1/console')).text;
+    execFileSync(process.execPath, [script, '--image', 'echo:1'], { env, stdio: 'pipe' });
+  });
+  const serial = async () => (await site.api('GET', '/v1/sandboxes/desk.edge-1/console')).text;
   /** How many colours, and how many pixels that are not the most frequent one: text on a ground. */
   const ink = () =>
-    page.run(() => {
+    site.page.run(() => {
       const canvas = document.querySelector<HTMLCanvasElement>('.screen-place canvas');
       if (!canvas || canvas.width === 0) return 0;
       const { data } = canvas.getContext('2d')!.getImageData(0, 0, canvas.width, canvas.height);
@@ -67,7 +26,8 @@ describe.skipIf(missing !== '')('the screen of a machine in the console', { time
     });
 
   it('shows it, and what is typed changes it', async () => {
-    const made = await api('POST', '/v1/sandboxes', {
+    const { page, url, token } = site;
+    const made = await site.api('POST', '/v1/sandboxes', {
       backend: 'vm',
       image: 'echo:1',
       name: 'desk',
@@ -97,6 +57,7 @@ describe.skipIf(missing !== '')('the screen of a machine in the console', { time
   });
 
   it('pastes by typing, leaves the screen with a key, and is there in light and dark', async () => {
+    const { page } = site;
     // The browser would ask whether it may.
     await page.run(() => {
       navigator.clipboard.readText = async () => 'Pasted: {1}';
@@ -121,18 +82,20 @@ describe.skipIf(missing !== '')('the screen of a machine in the console', { time
   });
 
   it('says so when the machine goes, and connects again', async () => {
-    expect((await api('POST', '/v1/sandboxes/desk.edge-1/pause')).status).toBe(200);
+    const { page } = site;
+    expect((await site.api('POST', '/v1/sandboxes/desk.edge-1/pause')).status).toBe(200);
     await page.sees('the connection is lost', '.terminal-bar');
     await page.click('.terminal-bar .button', 'Connect');
     await page.sees('connected', '.terminal-bar');
     await page.click('.screen-place');
     await page.type('again');
     await until('the machine has heard it', async () => (await serial()).includes('again'));
-    await api('DELETE', '/v1/sandboxes/desk.edge-1?force=true');
+    await site.api('DELETE', '/v1/sandboxes/desk.edge-1?force=true');
     expect(page.complaints).toEqual([]);
   });
 
   it('is not given to whoever has no token, or that of nobody', async () => {
+    const { url, token } = site;
     const there = `${url.replace('http', 'ws')}/v1/sandboxes/desk.edge-1/ports/5900`;
     const token64 = (text: string) => `dsec.token.${Buffer.from(text).toString('base64url')}`;
     for (const [protocols, status] of [
