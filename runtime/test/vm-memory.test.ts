@@ -8,7 +8,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { openStack } from '#ublk-daemon';
 import { readMemoryInto, writeMemoryLayer } from '../vm/snapshot/memory-layer.ts';
 import { RamStream } from '../vm/snapshot/ram-stream.ts';
-import { openMemory, readSnapshot } from '../vm/snapshot/snapshot-folder.ts';
+import { openMemory, readSnapshot, snapshotError } from '../vm/snapshot/snapshot-folder.ts';
 
 const MIB = 2 ** 20;
 const PAGE = 4096;
@@ -91,6 +91,13 @@ test('a damaged snapshot is named', async () => {
   await expect(openMemory(await readSnapshot(folder))).rejects.toMatchObject({ code: 'VM_SNAPSHOT_DAMAGED' });
   writeFileSync(join(folder, 'memory.lsmt'), Buffer.alloc(3 * PAGE, 7));
   await expect(openMemory(await readSnapshot(folder))).rejects.toMatchObject({ code: 'VM_SNAPSHOT_DAMAGED' });
+});
+
+test('a host that is short of something has no damaged snapshots', () => {
+  const short = Object.assign(new Error('too many open files'), { code: 'EMFILE' });
+  expect(snapshotError('/s', new Error('cannot open', { cause: short }))).toBe(short);
+  const gone = Object.assign(new Error('no such file'), { code: 'ENOENT' });
+  expect(snapshotError('/s', gone)).toMatchObject({ code: 'VM_SNAPSHOT_DAMAGED', cause: gone });
 });
 
 describe('the stream of state', () => {

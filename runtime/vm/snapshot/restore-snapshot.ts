@@ -3,7 +3,7 @@ import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { fail } from '../../errors.ts';
 import { readMemoryInto } from './memory-layer.ts';
-import { openMemory, type Snapshot, STATE } from './snapshot-folder.ts';
+import { openMemory, type Snapshot, STATE, snapshotError } from './snapshot-folder.ts';
 import { sendFile } from './state-transfer.ts';
 
 /** `memoryFile` is there, and zeros. @throws VM_SNAPSHOT_DAMAGED */
@@ -29,7 +29,7 @@ export async function sendState(
 ): Promise<void> {
   const path = join(folder, STATE);
   const file = await open(path, 'r').catch((error) => {
-    throw fail('VM_SNAPSHOT_DAMAGED', { path, problem: 'the state of its devices is missing' }, error);
+    throw snapshotError(path, error, 'the state of its devices is missing');
   });
   const { size } = await file.stat().finally(() => file.close());
   if (size !== record.stateBytes) {

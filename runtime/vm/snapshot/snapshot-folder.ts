@@ -9,7 +9,7 @@
  */
 import { readFile } from 'node:fs/promises';
 import { join, relative, resolve } from 'node:path';
-import { messageOf } from '#base';
+import { messageOf, systemCode } from '#base';
 import { type LayerStack, openStack } from '#ublk-daemon';
 import { fail } from '../../errors.ts';
 
@@ -35,15 +35,26 @@ export interface Snapshot {
   readonly layerPaths: readonly string[];
 }
 
+/** What ails this host, not the files that it reads. */
+const SHORT_OF = ['EMFILE', 'ENFILE', 'ENOMEM'];
+
+/** What is wrong with a snapshot; an error of a host that is short of something stays as it is, and the snapshot is tried again. */
+export function snapshotError(path: string, error: unknown, problem: string = messageOf(error)): unknown {
+  for (let cause = error; cause !== undefined; cause = (cause as { cause?: unknown } | null)?.cause) {
+    if (SHORT_OF.includes(systemCode(cause) ?? '')) return cause;
+  }
+  return fail('VM_SNAPSHOT_DAMAGED', { path, problem }, error);
+}
+
 /** @throws VM_SNAPSHOT_DAMAGED */
 export async function readSnapshot(folder: string): Promise<Snapshot> {
   const path = join(folder, RECORD);
-  const refuse = (problem: string, cause?: unknown) => fail('VM_SNAPSHOT_DAMAGED', { path, problem }, cause);
+  const refuse = (problem: string) => fail('VM_SNAPSHOT_DAMAGED', { path, problem });
   let record: SnapshotRecord;
   try {
     record = JSON.parse(await readFile(path, 'utf8')) as SnapshotRecord;
   } catch (error) {
-    throw refuse(messageOf(error), error);
+    throw snapshotError(path, error);
   }
   if (record?.version !== 1) throw refuse('of a version that is not known');
   const { layers, memoryBytes, stateBytes } = record;
@@ -69,6 +80,6 @@ export async function openMemory({ record, layerPaths, folder }: Snapshot): Prom
     await stack.close();
     throw new Error(`its layers have ${stack.virtualSize} bytes, the machine ${record.memoryBytes}`);
   } catch (error) {
-    throw fail('VM_SNAPSHOT_DAMAGED', { path: join(folder, MEMORY), problem: messageOf(error) }, error);
+    throw snapshotError(join(folder, MEMORY), error);
   }
 }

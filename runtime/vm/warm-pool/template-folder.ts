@@ -9,14 +9,10 @@ import { createHash } from 'node:crypto';
 import { createReadStream, existsSync, readdirSync, readFileSync, rmSync, statSync, utimesSync } from 'node:fs';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
-import { messageOf, systemCode } from '#base';
-import { fail } from '../../errors.ts';
-import { MEMORY, STATE } from '../snapshot/snapshot-folder.ts';
+import { MEMORY, STATE, snapshotError } from '../snapshot/snapshot-folder.ts';
 import type { TemplateShape } from './template-shape.ts';
 
 export const TEMPLATE = 'template.json';
-/** What ails this host, not the files. */
-const SHORT_OF = ['EMFILE', 'ENFILE', 'ENOMEM'];
 /** What a restore takes of a snapshot. */
 const FILES = [STATE, MEMORY] as const;
 
@@ -111,7 +107,6 @@ export async function proveTemplate(template: Template): Promise<void> {
     }
     proved.set(path, state);
   } catch (error) {
-    if (SHORT_OF.includes(systemCode(error) ?? '')) throw error;
-    throw fail('VM_SNAPSHOT_DAMAGED', { path, problem: messageOf(error) }, error);
+    throw snapshotError(path, error);
   }
 }
