@@ -20,6 +20,8 @@ export {
   removeImage,
   resolveImage,
   sizesOf,
+  type TaggedImage,
+  tagImage,
 } from './catalog/catalog.ts';
 export { type HashedBlob, hashBlob } from './catalog/chunk-table.ts';
 export {
@@ -134,6 +136,7 @@ export {
   convertRemotely,
   ImageServiceClient,
 } from './server/client.ts';
+export { compileOnFirstUse } from './server/compile-on-first-use.ts';
 export { docsPage } from './server/docs-page.ts';
 export { dsecErrorOf, errorAnswer } from './server/error-answer.ts';
 export type { ConvertRequest, JobResult, JobState, JobView, PackDiffRequest } from './server/jobs/job.ts';

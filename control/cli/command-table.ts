@@ -29,6 +29,7 @@ export const commandTable: readonly CommandEntry[] = [
     summary: 'show layers, sizes and config of an image',
     load: () => import('./commands/inspect.ts'),
   },
+  { name: 'tag', summary: 'give an image further names', load: () => import('./commands/tag.ts') },
   { name: 'rm', summary: 'remove image names from the store', load: () => import('./commands/rm.ts') },
   {
     name: 'gc',

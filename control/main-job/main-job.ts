@@ -130,7 +130,11 @@ export async function runMainJob(source: string | undefined, stage: Stage): Prom
 
   await stage.say('');
   const verified = await tellVerified(store, [packed.image], stage);
-  await stage.say(`Done in ${seconds(performance.now() - started)}.`);
+  await stage.say(`Done in ${seconds(performance.now() - started)}. Images and sandboxes of it are gone again.`);
+  await stage.say('');
+  await stage.say(
+    'What is there for you: README.md has a tour; `bin/dsec --help` lists the commands, `bin/dsec doctor` what this machine has.',
+  );
   return {
     image: base.manifestDigest,
     files: converted.files,

@@ -112,6 +112,7 @@ describe('what --json prints is what the page says', () => {
     ['verify', '--repair', 'a:1'],
     ['push', 'a:1', 'oci:FOLDER/layout'],
     ['pull', 'oci:FOLDER/layout', '--name', 'c:1'],
+    ['tag', 'a:1', 'd:1', 'c:1'],
     ['rm', 'c:1'],
     ['gc'],
     ['doctor', '--all'],

@@ -289,6 +289,21 @@ describe('commands', () => {
     expect((await runCommand('cat', 'layout:web', '/etc/motd', '--store', other)).text).toBe('welcome\n');
   });
 
+  it('tag gives further names, and takes them from what had them', async () => {
+    const { digest } = await json('inspect', 'web:1');
+    const { digest: other } = await json('inspect', 'web:2');
+    expect((await run('tag', 'web:1', 'same', 'same:2')).text).toBe(`same:latest: ${digest}\nsame:2: ${digest}\n`);
+    expect((await run('tag', digest.slice(7, 27), 'same:2')).text).toBe(`same:2: ${digest}\n`);
+    expect(await json('tag', 'web:2', 'same:2')).toEqual([{ name: 'same:2', digest: other, replaced: digest }]);
+    expect((await run('tag', 'web:1', 'same:2')).text).toBe(`same:2: ${digest}, was ${other}\n`);
+    expect((await run('cat', 'same:2', '/etc/motd')).text).toBe('welcome\n');
+    await expect(run('tag', 'none:1', 'new:1')).rejects.toMatchObject({ code: 'CATALOG_NOT_FOUND' });
+    await expect(run('tag', 'web:1', 'new:1', 'Not A Name')).rejects.toMatchObject({ code: 'STORE_NAME' });
+    await run('rm', 'same:2', 'same:latest');
+    expect((await run('cat', 'web:1', '/etc/motd')).text).toBe('welcome\n');
+    expect((await json('images')).map((image: { name: string }) => image.name)).toEqual(['web:1', 'web:2']);
+  });
+
   it('rm removes what is there and fails for what is not', async () => {
     await run('convert', `dir:${folder}/tree`, '--name', 'gone:1');
     expect((await run('rm', '--dry-run', 'gone:1')).text).toMatch(/^gone:1: would free /);

@@ -159,6 +159,27 @@ export async function publishManifest(store: BlobStore, name: string, bytes: Buf
   }
 }
 
+export interface TaggedImage {
+  /** In full. */
+  readonly name: string;
+  readonly digest: Digest;
+  /** What the name meant before, where that was another image. */
+  readonly replaced: Digest | undefined;
+}
+
+/** Gives the image that `nameOrDigest` means a further name, which it takes from whatever had it. @throws CATALOG_NOT_FOUND, CATALOG_BLOB_GONE, STORE_NAME */
+export async function tagImage(store: BlobStore, nameOrDigest: string, name: string): Promise<TaggedImage> {
+  const { full } = parseImageName(name);
+  const { manifestDigest: digest } = await openAnyImage(store, nameOrDigest);
+  // A damaged ref is written anew.
+  const before = await store.getRef(full).catch((error) => {
+    if (!isDsecError(error, 'STORE_REF_DAMAGED')) throw error;
+  });
+  await publishManifest(store, full, await store.readVerified(digest));
+  const old = before?.manifest.digest;
+  return { name: full, digest, replaced: old === digest ? undefined : old };
+}
+
 /** The config and every blob of the layers, each once. Not the manifest. */
 export function allBlobsOf(image: Image): Descriptor[] {
   const blobs = [image.config, ...blobsOf(image.layers), ...devicesOf(image).flatMap(partsOf)];

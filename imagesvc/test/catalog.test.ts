@@ -13,6 +13,7 @@ import {
   removeImage,
   resolveImage,
   sizesOf,
+  tagImage,
 } from '../catalog/catalog.ts';
 import { collectGarbage, DEFAULT_GRACE_MS } from '../catalog/collect-garbage.ts';
 import { parseConfig, readConfig } from '../catalog/config.ts';
@@ -33,6 +34,24 @@ const needed = (...images: Awaited<ReturnType<typeof openImage>>[]) =>
   [
     ...new Set(images.flatMap((image) => [image.manifestDigest, ...allBlobsOf(image).map((blob) => blob.digest)])),
   ].sort();
+
+test('a further name means the same image', async () => {
+  const image = await publishMadeUp(store, 'a', { layers: ['a'] });
+  const other = await publishMadeUp(store, 'b', { layers: ['b'] });
+  expect(await tagImage(store, 'a', 'c:1')).toEqual({
+    name: 'c:1',
+    digest: image.manifestDigest,
+    replaced: undefined,
+  });
+  expect(await tagImage(store, hexOf(other.manifestDigest).slice(0, 12), 'c:1')).toMatchObject({
+    digest: other.manifestDigest,
+    replaced: image.manifestDigest,
+  });
+  expect(await openImage(store, 'c:1')).toEqual({ ...other, name: 'c:1' });
+  await store.deleteBlob(image.layers[0]!.meta.digest);
+  await expect(tagImage(store, 'a', 'c:2')).rejects.toMatchObject({ code: 'CATALOG_BLOB_GONE' });
+  expect(await store.getRef('c:2')).toBeUndefined();
+});
 
 describe('finding an image', () => {
   test('by name, tag, digest, and the first digits of its digest', async () => {

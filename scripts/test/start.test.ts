@@ -112,7 +112,9 @@ describe.skipIf(obstacle !== undefined)('npm start', { timeout: 400_000 }, () =>
     expect(story).toContain(`\n  one layer: ${packDiff.inodes} inodes, ${humanSize(packDiff.bytes)}\n`);
     expect(packDiff).toMatchObject({ added: 3, changed: 2, deleted: 1 });
     expect(story).toMatch(/^The packed image, run:\n.*\n.*\n.*\n {2}old-notes\.txt is gone$/m);
-    expect(story).toMatch(/^Verified: \d+ blobs, .*: ok\.\nDone in [\d.]+ s\.$/m);
+    expect(story).toMatch(
+      /^Verified: \d+ blobs, .*: ok\.\nDone in [\d.]+ s\. Images and sandboxes of it are gone again\.$/m,
+    );
   });
 
   it('runs the line on another image: npm start -- oci:DIR', () => {
