@@ -1,6 +1,6 @@
 /**
  * `npm run bench -- report`: docs/benchmarks.md and its figures, docs/figures/, from what was measured last (bench/results/). The
- * page says on which machine; benchmarks without a result are not on it.
+ * page says on which machines; benchmarks without a result here keep what the page says of them, and those that are no more go.
  */
 import { copyFileSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -37,45 +37,62 @@ const PLAIN = new Set([
 export async function writeReport(root, load) {
   const results = join(root, 'bench/results');
   const figures = join(root, 'docs/figures');
+  const path = 'docs/benchmarks.md';
+  const isThere = (/** @type {string} */ name) => existsSync(join(root, 'bench', `${name}.bench.ts`));
   const found = readdirSync(results)
-    .filter((file) => file.endsWith('.json') && existsSync(join(root, 'bench', file.replace('.json', '.bench.ts'))))
-    .sort()
+    .filter((file) => file.endsWith('.json') && isThere(file.replace('.json', '')))
     .map((file) => JSON.parse(readFileSync(join(results, file), 'utf8')));
+  const before = pageEntries(existsSync(join(root, path)) ? readFileSync(join(root, path), 'utf8') : '');
+  const entries = new Map([...before.entries].filter(([name]) => isThere(name)));
   mkdirSync(figures, { recursive: true });
-  const rows = [];
-  const sections = [];
   for (const result of found) {
     const { about } = await load(result.bench);
     const met = result.met === undefined ? '' : result.met ? 'yes' : 'no';
-    const ratio = result.ratio ?? '';
-    rows.push(`| [${result.bench}](#${result.bench}) | ${ratio} | ${cell(result.target)} | ${met} |`);
-    sections.push(`## ${result.bench}`, '', `${capital(about)}. Against ${result.against}; ${result.n} runs.`, '');
+    const row = `| [${result.bench}](#${result.bench}) | ${result.ratio ?? ''} | ${cell(result.target)} | ${met} |`;
+    const lines = [`## ${result.bench}`, '', `${capital(about)}. Against ${result.against}; ${result.n} runs.`, ''];
     const details = detailsOf(result);
-    if (details.length > 0) sections.push('| | |', '| --- | --- |', ...details, '');
+    if (details.length > 0) lines.push('| | |', '| --- | --- |', ...details, '');
     for (const figure of [result.figures ?? result.figure ?? []].flat()) {
       const name = figure.replace(/^.*\//, '');
       const title = name.replace('.svg', '');
       if (!existsSync(join(results, name))) continue;
       copyFileSync(join(results, name), join(figures, name));
-      if (CAPTIONS[title] !== undefined) sections.push(CAPTIONS[title], '');
-      sections.push(`![${title}](figures/${name})`, '');
+      if (CAPTIONS[title] !== undefined) lines.push(CAPTIONS[title], '');
+      lines.push(`![${title}](figures/${name})`, '');
     }
+    entries.set(result.bench, { row, section: lines.join('\n') });
   }
+  const sorted = [...entries].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, entry]) => entry);
   const page = [
     '# What was measured',
     '',
     'Written by `npm run bench -- report` from the last results. [bench/README.md](../bench/README.md) says how each is measured; only',
-    `ratios of one run mean anything. On: ${machines(found)}.`,
+    `ratios of one run mean anything. On: ${[...new Set([...before.machines, ...found.map(machineText)])].join('; ')}.`,
     '',
     '| benchmark | ratio | target | met |',
     '| --- | --- | --- | --- |',
-    ...rows,
+    ...sorted.map(({ row }) => row),
     '',
-    ...sections,
+    ...sorted.map(({ section }) => section),
   ];
-  const path = 'docs/benchmarks.md';
   writeFileSync(join(root, path), `${page.join('\n').trimEnd()}\n`);
   return path;
+}
+
+/**
+ * What the page has: each benchmark's row and section, by its name.
+ * @param {string} page
+ */
+export function pageEntries(page) {
+  const rows = new Map([...page.matchAll(/^\| \[([\w-]+)\]\(#.*$/gm)].map(([row, name]) => [name, row]));
+  /** @type {Map<string, { row: string, section: string }>} */
+  const entries = new Map();
+  for (const section of page.split(/^(?=## )/m).slice(1)) {
+    const name = /^## (.*)$/m.exec(section)?.[1] ?? '';
+    const row = rows.get(name);
+    if (row !== undefined) entries.set(name, { row, section: `${section.trimEnd()}\n` });
+  }
+  return { entries, machines: /^ratios .* On: (.*)\.$/m.exec(page)?.[1]?.split('; ') ?? [] };
 }
 
 /** Numbers and texts of the result; what has a structure of its own is left to the JSON. @param {Record<string, unknown>} result */
@@ -113,11 +130,7 @@ function capital(text) {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** @param {readonly { machine: { cpu: string, cores: number, memoryMiB: number, kernel: string, node: string } }[]} results */
-function machines(results) {
-  const all = results.map(
-    ({ machine: { cpu, cores, memoryMiB, kernel, node } }) =>
-      `${cpu}, ${cores} cores, ${Math.round(memoryMiB / 1024)} GiB, Linux ${kernel}, Node ${node}`,
-  );
-  return [...new Set(all)].join('; ');
+/** @param {{ machine: { cpu: string, cores: number, memoryMiB: number, kernel: string, node: string } }} result */
+function machineText({ machine: { cpu, cores, memoryMiB, kernel, node } }) {
+  return `${cpu}, ${cores} cores, ${Math.round(memoryMiB / 1024)} GiB, Linux ${kernel}, Node ${node}`;
 }
