@@ -2,12 +2,16 @@
  * New sandboxes that begin with the files of one that runs or is paused: its changes become an image (pack_diff, nothing left out), and that
  * image is the base of each. Processes are not copied; the one they come from goes on. Limits, network policy, class, user and environment are the same.
  * Of a full machine it is a copy of its disk, from which each boots; no image is made.
+ *
+ * With its memory (`memory`) each is the same machine from that moment on, and what ran in the other one runs in it. No image is made either. What is in them
+ * runs when all of them are there, so that of a fork that failed nothing has run.
  */
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { type Static, Type } from '@sinclair/typebox';
 import { type Image, openDiskImage, openImage } from '#imagesvc';
-import { type CreateOptions, FullVmSandbox, type NodeSandbox, type SandboxRecord, unsupported } from '#runtime';
+import { type CreateOptions, FullVmSandbox, type NodeSandbox, needs, type SandboxRecord, unsupported } from '#runtime';
+import { fail } from '../errors.ts';
 import { packRunning } from '../pack-sandbox.ts';
 import { knownStore } from './known-stores.ts';
 import type { Sandboxes } from './route.ts';
@@ -18,6 +22,8 @@ const TimeMs = Type.Integer({ minimum: 0, maximum: 2 ** 41 });
 export const ForkBody = Type.Object(
   {
     count: Type.Optional(Type.Integer({ minimum: 1, maximum: 1000 })),
+    /** What runs in it goes on in each. */
+    memory: Type.Optional(Type.Boolean()),
     /** `NAME:TAG` of the image. */
     snapshot: Type.Optional(Text),
     requestId: Type.Optional(Type.String({ minLength: 1, maxLength: 4096 })),
@@ -29,7 +35,7 @@ export const ForkBody = Type.Object(
 );
 
 export interface ForkedSandboxes {
-  /** The image: it stays until it is removed. */
+  /** The image: it stays until it is removed. Where none is made, the one that the other began with. */
   readonly snapshot: { readonly name: string; readonly digest: string };
   readonly sandboxes: readonly NodeSandbox[];
   readonly notes: readonly string[];
@@ -38,15 +44,25 @@ export interface ForkedSandboxes {
 /** At once: more would only wait for each other. */
 const AT_ONCE = 4;
 
-/** All or none. Asked again with the same request id, the same ones are the answer. @throws as `packRunning` and `SandboxNode.create` */
+/** Forks with memory that are being made and have a request id, by their sandbox's id and mark: whoever asks again meanwhile waits for them. */
+const underWay = new Map<string, Promise<ForkedSandboxes>>();
+
+/** All or none. Asked again with the same request id, the same ones are the answer. @throws as `packRunning`, `takeMoment` and `SandboxNode.create` */
 export async function forkSandbox(
   node: Sandboxes,
   name: string,
-  { count = 1, snapshot, requestId, ttlMs, reservations }: Static<typeof ForkBody>,
+  { count = 1, memory = false, snapshot, requestId, ttlMs, reservations }: Static<typeof ForkBody>,
 ): Promise<ForkedSandboxes> {
   const parent = node.get(name);
   const { facts } = parent;
   const mark = requestId === undefined ? randomBytes(6).toString('hex') : digestOf(`${facts.id} ${requestId}`);
+  if (memory) {
+    needs(parent.backend, 'fork-memory');
+    if (snapshot !== undefined)
+      throw fail('SANDBOX_BAD_REQUEST', { problem: 'a snapshot of a fork with memory, which makes no image' });
+    const fork = () => forkMemory(node, parent, { count, mark, requestId, ttlMs, reservations });
+    return requestId === undefined ? fork() : onceAtATime(`${facts.id} ${mark}`, fork);
+  }
   if (parent instanceof FullVmSandbox) {
     if (snapshot !== undefined) throw unsupported(facts.backend, 'pack-diff');
     return withDiskOf(parent, mark, async (machineDisk, base, store) => {
@@ -79,6 +95,52 @@ export async function forkSandbox(
   return { snapshot: { name: image.name, digest: image.manifestDigest }, sandboxes, notes };
 }
 
+function onceAtATime(key: string, fork: () => Promise<ForkedSandboxes>): Promise<ForkedSandboxes> {
+  let forking = underWay.get(key);
+  if (forking === undefined) {
+    forking = fork().finally(() => underWay.delete(key));
+    underWay.set(key, forking);
+  }
+  return forking;
+}
+
+async function forkMemory(node: Sandboxes, parent: NodeSandbox, wanted: Wanted): Promise<ForkedSandboxes> {
+  const { facts } = parent;
+  const made = madeBefore(node, facts, wanted);
+  if (made !== undefined) return { snapshot: facts.base, sandboxes: made, notes: [] };
+  const store = await knownStore(facts.store);
+  const open = (reference: { readonly digest: string }) =>
+    facts.machine === undefined ? openImage(store, reference.digest) : openDiskImage(store, reference.digest);
+  const images = {
+    base: await open(facts.base),
+    workspace: facts.workspace && (await open(facts.workspace)),
+    toolkits: await Promise.all(facts.toolkits.map(open)),
+  };
+  const moment = await parent.takeMoment();
+  try {
+    const sandboxes = await createAll(node, facts, { store, ...images, moment }, wanted);
+    return { snapshot: facts.base, sandboxes, notes: [] };
+  } finally {
+    await moment.discard().catch(() => {});
+  }
+}
+
+/** Those that this request has made before. @throws SANDBOX_GONE when some of them are not there: their moment has passed */
+function madeBefore(
+  node: Sandboxes,
+  { name }: SandboxRecord,
+  { count, mark, requestId }: Wanted,
+): NodeSandbox[] | undefined {
+  if (requestId === undefined) return undefined;
+  const known = new Map(node.list().map((one) => [one.facts.resident?.requestId, one]));
+  const made = Array.from({ length: count }, (_, number) => known.get(childRequest(mark, number)));
+  if (made.every((one) => one === undefined)) return undefined;
+  const missing = made.indexOf(undefined);
+  if (missing < 0) return made as NodeSandbox[];
+  const reason = 'it was made by this fork before, and is there no more';
+  throw fail('SANDBOX_GONE', { id: childName(name, mark, missing), reason });
+}
+
 interface Wanted extends Pick<Static<typeof ForkBody>, 'requestId' | 'ttlMs' | 'reservations'> {
   readonly count: number;
   readonly mark: string;
@@ -88,7 +150,7 @@ interface Wanted extends Pick<Static<typeof ForkBody>, 'requestId' | 'ttlMs' | '
 async function createAll(
   node: Sandboxes,
   facts: SandboxRecord,
-  from: Pick<CreateOptions, 'store' | 'base' | 'machineDisk'>,
+  from: Pick<CreateOptions, 'store' | 'base' | 'workspace' | 'toolkits' | 'machineDisk' | 'moment'>,
   { count, mark, requestId, ttlMs, reservations }: Wanted,
 ): Promise<NodeSandbox[]> {
   const created: (NodeSandbox | undefined)[] = Array.from({ length: count });
@@ -101,7 +163,7 @@ async function createAll(
       try {
         const tag = facts.resident?.tag && { ...facts.resident.tag, reservation: reservations?.[number] };
         const options = { ...sameAs(facts), ...from, tag, ttlMs };
-        const own = { name: childName(facts.name, mark, number), requestId: requestId && `fork ${mark} ${number}` };
+        const own = { name: childName(facts.name, mark, number), requestId: requestId && childRequest(mark, number) };
         created[number] = await node.create({ ...options, ...own });
       } catch (error) {
         failures.push(error);
@@ -109,6 +171,10 @@ async function createAll(
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
+  if (failures.length === 0) {
+    const gone = await Promise.allSettled(created.map((one) => one?.goOn()));
+    failures.push(...gone.flatMap((one) => (one.status === 'rejected' ? [one.reason] : [])));
+  }
   const sandboxes = created.filter((one) => one !== undefined);
   if (failures.length > 0) {
     const begun = sandboxes.filter(({ facts: { id } }) => !known.has(id));
@@ -160,6 +226,10 @@ function sameAs(record: SandboxRecord): Omit<CreateOptions, 'store' | 'base'> {
     vm === undefined ? { runtime: backend } : { backend, memory: vm.memory, dockerDiskBytes: vm.dockerDiskBytes };
   const same = { ...lives, userns, network: network && { mode: network.mode, policy } };
   return { ...limits, ...same, env, user, workdir: cwd, idleMs, idleAction, class: serviceClass };
+}
+
+function childRequest(mark: string, number: number): string {
+  return `fork ${mark} ${number}`;
 }
 
 /** At most 63 characters, as names are. */

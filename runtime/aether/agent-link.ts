@@ -55,6 +55,8 @@ export interface LinkOptions {
 export interface StartSpec extends ExecSpec {
   readonly script?: boolean;
   readonly silent?: boolean;
+  /** What is on record instead of its arguments: they are those of a program that runs it. */
+  readonly shownArgs?: ExecSpec['args'];
 }
 
 /** What clients ask for: it waits while the sandbox stands still. Other frames are our own. */
@@ -144,6 +146,14 @@ export class AgentLink implements CommandHost {
         'the runtime service was restarted while the command was being started, or its end was not recorded';
       command.lose(fail('RUNTIME_SANDBOX_GONE', { name: `${this.name}, command ${command.id},`, reason }), reason);
     }
+    // Of whoever its memory is from: they had ended, and nobody asks for them here.
+    for (const id of known) if (!this.all.has(id)) this.send(AGENT_FRAME.drop, id);
+  }
+
+  /** In place of the time that its agent was started with, from now on. 0: without end. */
+  setLifetime(lifetimeMs: number): void {
+    const payload = new PayloadWriter().u64(BigInt(Math.max(0, Math.round(lifetimeMs)))).done();
+    this.send(AGENT_FRAME.lifetime, NO_COMMAND, payload);
   }
 
   async start(spec: StartSpec): Promise<KeptCommand> {
@@ -162,7 +172,7 @@ export class AgentLink implements CommandHost {
     const startedMs = Date.now();
     const record = {
       id,
-      args: shownArgs(spec.args),
+      args: shownArgs(spec.shownArgs ?? spec.args),
       requestId: spec.requestId,
       terminal: spec.terminal !== undefined,
       session: spec.script === true,

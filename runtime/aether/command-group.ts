@@ -8,7 +8,8 @@ import { bytesOf, systemCode } from '#base';
 import type { MountRow } from '#linux';
 import { cgroupRows } from '../backend/cgroup-hierarchies.ts';
 import { COMMANDS_GROUP } from '../backend/command-limits.ts';
-import { CGROUP_PARENT } from '../backend/oci-spec.ts';
+import { groupFolder } from '../backend/sandbox-group.ts';
+import type { ServiceClass } from '../sandbox-api/sandbox.ts';
 
 export interface CommandGroups {
   /** The sandbox's group in that hierarchy. */
@@ -19,9 +20,10 @@ export interface CommandGroups {
 /** Undefined where no hierarchy can end a group as a whole. */
 export function commandGroupsOf(
   sandboxId: string,
+  serviceClass?: ServiceClass,
   rows: readonly MountRow[] = cgroupRows(),
 ): CommandGroups | undefined {
-  const place = (row: MountRow) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}/${sandboxId}`;
+  const place = (row: MountRow) => groupFolder(bytesOf(row.mountPoint).toString(), sandboxId, serviceClass);
   const freezer = rows.find((row) => row.type === 'cgroup' && row.superOptions.split(',').includes('freezer'));
   if (freezer !== undefined) return { parent: place(freezer), version: 1 };
   const v2 = rows.find((row) => row.type === 'cgroup2');

@@ -112,6 +112,11 @@ export class CommandJournal {
     return this.last;
   }
 
+  /** Of a journal that goes on with another's commands: ids up to this one were given. @throws what the file system says */
+  skipTo(id: number): void {
+    this.write({ forgotten: id });
+  }
+
   /** @throws what the file system says */
   begin(record: CommandRecord): void {
     this.write({ begun: record });

@@ -5,6 +5,7 @@
 import { spawn } from 'node:child_process';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
+import { getSystemErrorName } from 'node:util';
 import { isDsecError } from '#base';
 import type { AgentBinary } from '../backend/agent-binary.ts';
 import {
@@ -176,7 +177,11 @@ export class KeeperChannel {
         return id;
       }
       if (errno < 0) throw fail('RUNTIME_KEEPER_GONE', { reason: 'it has ended' });
-      if (errno !== EAGAIN) throw fail('RUNTIME_KEEPER_GONE', { reason: `it cannot lock ${lockPath}: errno ${errno}` });
+      if (errno !== EAGAIN) {
+        const code = getSystemErrorName(-errno);
+        const cause = Object.assign(new Error(code), { code, path: lockPath });
+        throw fail('RUNTIME_KEEPER_GONE', { reason: `it cannot lock ${lockPath}: ${code}` }, cause);
+      }
       if (Date.now() > deadline) return undefined;
       await delay(10);
     }

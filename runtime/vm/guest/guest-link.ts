@@ -6,7 +6,7 @@
  * - What comes has numbers too, and is said to be taken when it was handled: what a process before this one had handled and not said comes again, as
  *   from the keeper. A guest says whatever it likes: what makes no sense ends it.
  */
-import { randomBytes } from 'node:crypto';
+import { randomBytes, randomInt } from 'node:crypto';
 import type { Duplex } from 'node:stream';
 import { messageOf } from '#base';
 import type { AgentChannel } from '../../aether/agent-channel.ts';
@@ -65,7 +65,8 @@ export class GuestLink implements AgentChannel {
   private last = 0;
   private tells = false;
   private outOfMemory = 0;
-  private nextWork = 1;
+  /** Not one of a process before this one, whose answers may come yet. */
+  private nextWork = randomInt(1, 2 ** 30);
   private readonly working = new Map<number, { resolve(answer: Buffer): void; reject(error: Error): void }>();
 
   /** @param channel Or the path of a unix socket that the machine listens on. */
