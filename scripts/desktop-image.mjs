@@ -65,6 +65,22 @@ const SYSTEM = [
   ],
   ...['libxpm4', 'libxrender1', 'libxt6', 'libice6', 'libsm6', 'libstdc++6', 'libgcc-s1'],
   ...['qemu-guest-agent', 'libglib2.0-0', 'libffi8', 'libmount1', 'libblkid1', 'libnuma1', 'liburing2'],
+  // Of commands as another user.
+  'util-linux',
+  // The clipboard, and a program that copies and pastes.
+  ...[
+    'spice-vdagent',
+    'xclip',
+    'libasound2',
+    'libatk-bridge2.0-0',
+    'libatk1.0-0',
+    'libatspi2.0-0',
+    'libcairo-gobject2',
+  ],
+  ...['libcairo2', 'libdatrie1', 'libepoxy0', 'libfribidi0', 'libgdk-pixbuf-2.0-0', 'libgraphite2-3', 'libgtk-3-0'],
+  ...['libharfbuzz0b', 'libjpeg62-turbo', 'libpango-1.0-0', 'libpangocairo-1.0-0', 'libpangoft2-1.0-0', 'libthai0'],
+  ...['libwayland-client0', 'libwayland-cursor0', 'libwayland-egl1', 'libxcb-render0', 'libxcb-shm0', 'libxcomposite1'],
+  ...['libxcursor1', 'libxdamage1', 'libxfixes3', 'libxi6', 'libxkbcommon0', 'libxrandr2'],
 ];
 /** Before the root: what it lies on. After it: what the X server, the power button, the guest agent and the network need. */
 const FIRST = ['virtio_pci', 'virtio_blk', 'ext4'];
@@ -186,10 +202,10 @@ function program(path, text) {
 
 /** @param {string} root @param {string[]} later Modules. */
 function writeSystem(root, later) {
-  for (const folder of ['dev', 'proc', 'sys', 'tmp', 'root', 'run', 'var/log', 'var/lib/xkb', 'etc'])
+  for (const folder of ['dev', 'proc', 'sys', 'tmp', 'root', 'run', 'var/log', 'var/lib/xkb', 'etc', 'home/user'])
     mkdirSync(join(root, folder), { recursive: true });
-  writeFileSync(join(root, 'etc/passwd'), 'root::0:0:root:/root:/bin/sh\n');
-  writeFileSync(join(root, 'etc/group'), 'root:x:0:\ntty:x:5:\nutmp:x:43:\n');
+  writeFileSync(join(root, 'etc/passwd'), 'root::0:0:root:/root:/bin/sh\nuser::1000:1000:user:/home/user:/bin/sh\n');
+  writeFileSync(join(root, 'etc/group'), 'root:x:0:\ntty:x:5:user\nutmp:x:43:\nuser:x:1000:\n');
   writeFileSync(join(root, 'etc/hostname'), 'desktop\n');
   for (const applet of [
     'sh',
@@ -245,9 +261,10 @@ for module in ${later.join(' ')}; do insmod /modules/$module; done
 acpid -f -c /etc/acpi &
 ip link set lo up
 [ -e /sys/class/net/eth0 ] && ip link set eth0 up && udhcpc -i eth0 -s /etc/udhcpc -t 30 -b &
-# The agent's port by its name: there is no udev.
-port() { grep -ls org.qemu.guest_agent.0 /sys/class/virtio-ports/*/name | sed 's|.*/\\(vport[^/]*\\)/name|/dev/\\1|'; }
-[ -n "$(port)" ] && mkdir -p /run /var/run && while :; do qemu-ga -m virtio-serial -p "$(port)" -t /run; sleep 1; done &
+# Ports of agents by their names: there is no udev.
+port() { grep -ls "$1" /sys/class/virtio-ports/*/name | sed 's|.*/\\(vport[^/]*\\)/name|/dev/\\1|'; }
+agent=$(port org.qemu.guest_agent.0)
+[ -n "$agent" ] && mkdir -p /run /var/run && while :; do qemu-ga -m virtio-serial -p "$agent" -t /run; sleep 1; done &
 (while :; do setsid sh -c 'exec sh </dev/ttyS0 >/dev/ttyS0 2>&1'; done) &
 # Devices by what they are: there is no udev.
 event() { sed -n "/Name=\\"$1\\"/,/^$/s/.*\\(event[0-9]*\\).*/\\1/p" /proc/bus/input/devices; }
@@ -257,6 +274,12 @@ ln -s $(event 'QEMU QEMU USB Tablet') /dev/input/tablet
 Xorg :0 vt1 -novtswitch -nolisten tcp -noreset -config /etc/xorg.conf -logfile /tmp/xorg.log >/tmp/xorg.out 2>&1 &
 until [ -e /tmp/.X11-unix/X0 ]; do sleep 0.1; done
 export DISPLAY=:0
+clipboard=$(port com.redhat.spice.0)
+if [ -n "$clipboard" ]; then
+  # No mouse of its own, and no sessions: there is one.
+  while :; do spice-vdagentd -x -X -f -u /dev/null -s "$clipboard" -S /run/clipboard; sleep 1; done &
+  while :; do [ -S /run/clipboard ] && spice-vdagent -x -s "$clipboard" -S /run/clipboard; sleep 1; done &
+fi
 xterm -fa 'DejaVu Sans Mono' -fs 12 -geometry 80x24+40+40 -bg navy -fg white -cr yellow -e sh -c 'echo desktop-is-ready >/dev/ttyS0; cd /root; exec sh' &
 while :; do wait; sleep 1; done
 `,

@@ -6,6 +6,7 @@ import { mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { failPoint } from '#base';
 import { blobFilesFor, mountImage } from '#imagesvc';
+import { copyCommands } from '../aether/copy-commands.ts';
 import { composeLayers } from '../compose/compose-layers.ts';
 import type { NodeNetwork } from '../network/node-network.ts';
 import { guestMessages } from '../network/sandbox-link.ts';
@@ -19,11 +20,14 @@ import {
   DOCKER_DISK,
   dockerDiskFolder,
   makeExt4Disk,
+  makeForkedDisks,
   type ServedDisks,
   serveDisks,
   UPPER_DISK,
   upperDiskFolder,
 } from './disk/upper-disk.ts';
+import { type ForkIdentity, restoreMoment } from './fork/begin-fork.ts';
+import { commandsOf } from './fork/moment.ts';
 import { withDeviceNames } from './guest/device-names.ts';
 import { ALL_PARTS, type GuestPart } from './guest/guest-archive.ts';
 import { type GuestOrder, orderBytes } from './guest/guest-order.ts';
@@ -42,7 +46,8 @@ const DOCKER_ROOT = '/var/lib/docker';
 export interface MadeVm {
   readonly vm: RunningVm;
   readonly disks: ServedDisks;
-  readonly order: Buffer;
+  /** What its guest has yet to be told. */
+  readonly told: { readonly order: Buffer } | { readonly fork: ForkIdentity };
 }
 
 export interface CreateVmParts {
@@ -61,11 +66,10 @@ export interface CreateVmParts {
 /** Whoever calls undoes it when this fails. @throws RUNTIME_*, VM_*, MOUNT_*, DISK_* */
 export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
   const { record, options, places, folders, network, driver, agent, pool } = parts;
-  const { store, base, workspace, toolkits = [], lazy } = options;
+  const { store, base, workspace, toolkits = [], lazy, moment } = options;
   const { runDir, cacheDir, stateDir } = folders;
   const facts = record.vm!;
   const machine = vmPlaces(runDir, record.id);
-  const { archive, spec: machineSpec } = machineBoot(stateDir, agent, driver, facts);
   mkdirSync(machine.folder, { recursive: true, mode: 0o700 });
   mkdirSync(places.root, { mode: 0o755 });
   mkdirSync(places.bundle, { mode: 0o700 });
@@ -82,15 +86,23 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
   const shownFiles = shown.shown.map(({ source, target }) => ({ path: target, content: readFileSync(source, 'utf8') }));
   const drives = await layerDrives({ layers, files, cacheDir, pmem: facts.memory.pmem });
   const { dockerDiskBytes } = facts;
-  await makeExt4Disk(stateDir, upperDiskFolder(places.folder), record.limits?.diskBytes ?? DEFAULT_DISK_BYTES);
-  if (dockerDiskBytes !== undefined) await makeExt4Disk(stateDir, dockerDiskFolder(places.folder), dockerDiskBytes);
+  if (moment === undefined) {
+    await makeExt4Disk(stateDir, upperDiskFolder(places.folder), record.limits?.diskBytes ?? DEFAULT_DISK_BYTES);
+    if (dockerDiskBytes !== undefined) await makeExt4Disk(stateDir, dockerDiskFolder(places.folder), dockerDiskBytes);
+  } else {
+    copyCommands(commandsOf(moment.folder), places.commands);
+    await makeForkedDisks(moment.folder, places.folder);
+  }
   const disks = await serveDisks(places.folder, machine, driver.features.nbd);
   try {
     failPoint('vm-disk-served');
-    const cgroups = makeMachineGroups(record.id, record.limits ?? {});
+    const cgroups = makeMachineGroups(record.id, record.limits ?? {}, record.resident?.class);
     const link =
       record.network?.mode === 'policy'
-        ? await network.connectTap({ id: record.id, name: record.name, network: record.network })
+        ? await network.connectTap(
+            { id: record.id, name: record.name, network: record.network },
+            { was: moment?.networkNumber },
+          )
         : undefined;
     const driveOf = (id: string): VmDrive => ({
       id,
@@ -99,12 +111,9 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
       transport: 'blk',
     });
     const own = [driveOf(UPPER_DISK), ...(dockerDiskBytes === undefined ? [] : [driveOf(DOCKER_DISK)])];
-    const parts: GuestPart[] = [];
-    if (link !== undefined) parts.push('network');
-    if (facts.memory.pmem) parts.push('pmem');
-    if (facts.memory.reporting) parts.push('balloon');
-    const spec: VmSpec = {
-      ...machineSpec,
+    const expiresAt = record.resident?.expiresAt;
+    const lifetimeMs = expiresAt === undefined ? 0 : Math.max(1, Date.parse(expiresAt) - Date.now());
+    const ownSpec = {
       id: record.id.slice(-64),
       folder: machine.folder,
       memoryFile: machine.memoryFile,
@@ -114,7 +123,17 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
       cgroups,
       serviceClass: record.resident?.class,
     };
-    const expiresAt = record.resident?.expiresAt;
+    if (moment !== undefined) {
+      const vm = await restoreMoment(driver, moment, ownSpec);
+      failPoint('vm-started');
+      return { vm, disks, told: { fork: { hostname: record.name, network: link?.messages ?? [], lifetimeMs } } };
+    }
+    const { archive, spec: machineSpec } = machineBoot(stateDir, agent, driver, facts);
+    const parts: GuestPart[] = [];
+    if (link !== undefined) parts.push('network');
+    if (facts.memory.pmem) parts.push('pmem');
+    if (facts.memory.reporting) parts.push('balloon');
+    const spec: VmSpec = { ...machineSpec, ...ownSpec };
     const told: GuestOrder = {
       modules: archive.modulesFor(parts),
       hostname: record.name,
@@ -125,7 +144,7 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
       network: link?.messages ?? guestMessages(),
       limits: record.limits?.pids === undefined ? [] : [{ file: 'pids.max', value: String(record.limits.pids) }],
       writes: memoryGuestWrites(facts.memory, facts.memoryBytes),
-      lifetimeMs: expiresAt === undefined ? 0 : Math.max(1, Date.parse(expiresAt) - Date.now()),
+      lifetimeMs,
     };
     const order = withDeviceNames(told, spec.drives, driver.features.serials);
     const ready = driver.features.lateDevices ? pool : undefined;
@@ -133,7 +152,7 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
     const vm = warm ?? (await driver.start(spec));
     failPoint('vm-started');
     // Those of a template are there.
-    return { vm, disks, order: orderBytes(warm === undefined ? order : { ...order, modules: [] }) };
+    return { vm, disks, told: { order: orderBytes(warm === undefined ? order : { ...order, modules: [] }) } };
   } catch (error) {
     await disks.close().catch(() => {});
     throw error;

@@ -26,9 +26,12 @@ export const DEFAULT_GUEST_MEMORY: GuestMemory = { pmem: true, reporting: true, 
 
 /** A file page that was not read for so long is cold. Longer than a build's pauses, shorter than a sandbox waits for its model. */
 export const COLD_AFTER_MS = 30_000;
-/** Nothing was read of it in so many intervals; each has so many samples. */
+/**
+ * Nothing was read of it in so many intervals; each has so many samples. A sample looks at one page of each region, for all that was read of it since the last one:
+ * 75 pages before a region is cold. More of them find no more, and are what DAMON costs.
+ */
 const COLD_INTERVALS = 15;
-const SAMPLES = 20;
+const SAMPLES = 5;
 /** Of pages that are looked at for reclaim; a bound in time would leave nothing where guests are emulated. */
 const QUOTA_BYTES_PER_S = 64 * 2 ** 20;
 const LEAST_REGIONS = 64;
@@ -61,9 +64,13 @@ export function guestMemory(
   };
 }
 
-/** Words for the kernel's command line. */
+/**
+ * Words for the kernel's command line. No bounce buffers: where there may be memory above 4 GiB, as with pmem, the kernel would set 64 MiB aside for them, and write to
+ * all of it; virtio devices reach all memory, and there are no others.
+ */
 export function memoryKernelArguments(memory: GuestMemory): string[] {
-  return memory.reporting ? [`page_reporting.page_reporting_order=${REPORTING_ORDER}`] : [];
+  const reporting = memory.reporting ? [`page_reporting.page_reporting_order=${REPORTING_ORDER}`] : [];
+  return ['swiotlb=noforce', ...reporting];
 }
 
 /**

@@ -3,17 +3,22 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { systemCode } from '#base';
 import { CONTROLLERS } from '../backend/limit-writes.ts';
-import { CGROUP_PARENT } from '../backend/oci-spec.ts';
 import { type Hierarchy, limitWritesIn, sandboxHierarchies } from '../backend/sandbox-cgroups.ts';
+import { groupFolder, groupPath } from '../backend/sandbox-group.ts';
 import type { SandboxLimits } from '../sandbox-api/limits.ts';
+import type { ServiceClass } from '../sandbox-api/sandbox.ts';
 
 const CONTROLLERS_V2 = ['cpu', 'memory', 'pids', 'io'];
 
 /** @returns files that the process enters them by */
-export function makeMachineGroups(id: string, limits: Pick<SandboxLimits, 'cpus'>): string[] {
+export function makeMachineGroups(
+  id: string,
+  limits: Pick<SandboxLimits, 'cpus'>,
+  serviceClass?: ServiceClass,
+): string[] {
   return sandboxHierarchies().map((hierarchy) => {
     const { version, isCpuset } = hierarchy;
-    const folder = folderOf(hierarchy, id);
+    const folder = `${hierarchy.root}/${groupPath(id, serviceClass)}`;
     makeFolder(dirname(folder));
     if (version === 2) enable(dirname(folder));
     makeFolder(folder);
@@ -30,12 +35,8 @@ export function limitMachine(id: string, limits: Pick<SandboxLimits, 'cpus'>): v
 function writeLimits(hierarchy: Hierarchy, id: string, { cpus }: Pick<SandboxLimits, 'cpus'>, changing: boolean): void {
   const only = CONTROLLERS.filter((controller) => controller === 'cpu');
   for (const [file, value] of limitWritesIn(hierarchy, only, { cpus }, undefined, changing)) {
-    writeFileSync(`${folderOf(hierarchy, id)}/${file}`, value);
+    writeFileSync(`${groupFolder(hierarchy.root, id)}/${file}`, value);
   }
-}
-
-function folderOf({ root }: Hierarchy, id: string): string {
-  return `${root}/${CGROUP_PARENT}/${id}`;
 }
 
 function makeFolder(path: string): void {

@@ -86,6 +86,8 @@ export interface VmSpec {
   /** Ports of virtio-serial, by name in the guest (/dev/virtio-ports/NAME); under Firecracker vsock. The first is the agent's. */
   readonly ports?: readonly VmPort[];
   readonly balloon?: { readonly freePageReporting: boolean };
+  /** A device by which the guest's system knows when it is another machine than before, and draws its random numbers anew: another number at each start and restore. QEMU alone. */
+  readonly generationId?: true;
   /** A screen of virtio-gpu, with keyboard, tablet and VNC on a socket of the folder. */
   readonly display?: { readonly width: number; readonly height: number };
   /** Files that the process writes its id into before it becomes the machine: cgroup.procs (v2) or tasks (v1). */

@@ -21,10 +21,15 @@ export async function launchVm(
 ): Promise<VmSandbox> {
   const { record, places, folders, network } = parts;
   const driver = sandboxVmDriver(record.vm!.driver);
-  const { vm, disks, order } = await createVm({ record, options, places, folders, network, driver, agent, pool });
+  const { vm, disks, told } = await createVm({ record, options, places, folders, network, driver, agent, pool });
   failPoint('create-launched');
   const machine = vmPlaces(folders.runDir, record.id);
-  return new VmSandbox({ ...parts, driver, machine, vm, disks, order, release });
+  const own = { ...parts, driver, machine, vm, disks, ...told, release };
+  const { moment } = options;
+  if (moment === undefined) return new VmSandbox(own);
+  // Its commands have stood still since then.
+  const resident = { ...record.resident!, stoodMs: Math.round(moment.stoodMs + Date.now() - moment.atMs) };
+  return new VmSandbox({ ...own, record: { ...record, resident } });
 }
 
 /** One that a process before this one had, to be taken up; undefined: it has gone. */

@@ -10,6 +10,7 @@ import type { AgentLink } from '../aether/agent-link.ts';
 import { fail } from '../errors.ts';
 import type { ResidentFacts } from '../sandbox/sandbox-record.ts';
 import type { PauseReport } from '../sandbox-api/sandbox.ts';
+import { freezeCommands, thawCommands } from './guest/freeze-commands.ts';
 import { answeredWithin, type GuestLink } from './guest/guest-link.ts';
 import { guestWork } from './guest/guest-order.ts';
 import { readMachineRecord } from './qemu/machine-process.ts';
@@ -207,6 +208,30 @@ export class VmPausing {
         if (wasPaused && this.host.vm() !== undefined) await this.pauseNow();
       }
     });
+  }
+
+  /** `save` while its commands, and in the end its processors, stand still as well: they do when `save` has stored their state. They go on when it has ended. */
+  async halted<T>(save: (vm: RunningVm) => Promise<T>): Promise<T> {
+    const { host } = this;
+    let saved!: T;
+    await this.still(async () => {
+      const vm = host.vm();
+      if (vm === undefined)
+        throw fail('RUNTIME_SANDBOX_GONE', { name: host.name, reason: 'its machine is being ended' });
+      await freezeCommands(host.guest, host.name);
+      this.saving = true;
+      try {
+        await host.guest.settled();
+        saved = await save(vm);
+        host.refuseEnded();
+      } finally {
+        this.saving = false;
+        await vm.cont().catch(() => {});
+        await thawCommands(host.guest).catch(() => {});
+        host.guest.work(guestWork.clock()).catch(() => {});
+      }
+    });
+    return saved;
   }
 
   /** Somebody wants something of it, and is told when it cannot be had. */

@@ -19,6 +19,10 @@ import type { PauseReport, SandboxEnd } from '../sandbox-api/sandbox.ts';
 import type { SandboxUsage } from '../sandbox-api/usage.ts';
 import { attachUpper, checkUpper, exportUpper, forgetUpper } from './disk/read-upper.ts';
 import type { ServedDisks } from './disk/upper-disk.ts';
+import { becomeFork, type ForkIdentity } from './fork/begin-fork.ts';
+import { type Moment, removeMoments } from './fork/moment.ts';
+import { type MomentSource, takeMoment } from './fork/take-moment.ts';
+import { thawCommands } from './guest/freeze-commands.ts';
 import { GUEST_COMMANDS, guestTrees, guestUsage } from './guest/guest-groups.ts';
 import { GuestLink } from './guest/guest-link.ts';
 import { guestWork } from './guest/guest-order.ts';
@@ -43,8 +47,10 @@ export interface VmSandboxParts extends AgentSandboxParts {
   /** Undefined: it is paused, and no process of it is there. */
   readonly vm: RunningVm | undefined;
   readonly disks: ServedDisks;
-  /** Of one that is new. */
+  /** Of one that is new: what its guest is to be. */
   readonly order?: Buffer;
+  /** Of one that was made of a moment of another. */
+  readonly fork?: ForkIdentity;
   /** Its name is anybody's. */
   readonly release: () => void;
 }
@@ -59,6 +65,8 @@ export class VmSandbox extends AgentSandbox {
   private changing: Promise<unknown> = Promise.resolve();
   private killing = false;
   private isStarted = false;
+  /** A fork that has yet to go on. */
+  private isHeld = false;
   /** Copies of its changes, one after the other. */
   private packing: Promise<unknown> = Promise.resolve();
   private readonly over = new AbortController();
@@ -106,19 +114,65 @@ export class VmSandbox extends AgentSandbox {
         this.hasFailed(fail('RUNTIME_START_FAILED', { runtime: 'microvm', reason }));
       }, BOOT_MS).unref();
     }
+    if (parts.fork !== undefined) {
+      this.isStarted = true;
+      this.isHeld = true;
+      this.link.stand().catch(() => {});
+      this.become(parts.vm!, parts.fork).then(
+        () => this.noteReady.resolve(),
+        (error) =>
+          this.hasFailed(fail('RUNTIME_START_FAILED', { runtime: 'microvm', reason: messageOf(error) }, error)),
+      );
+    }
+  }
+
+  private async become(vm: RunningVm, own: ForkIdentity): Promise<void> {
+    await vm.cont();
+    await becomeFork(this.guest, this.link, own);
+    failPoint('fork-become');
+  }
+
+  override async goOn(): Promise<void> {
+    if (!this.isHeld) return;
+    await this.resume();
+    this.refuseEnded();
+    this.note({ stoodMs: Math.round(this.link.stoodMs()) }, { vm: { ...this.record.vm!, isReady: true } });
+    await Promise.all([this.guest.work(guestWork.clock()), thawCommands(this.guest)]);
+    this.isHeld = false;
+    this.link.go();
+  }
+
+  override async takeMoment(): Promise<Moment> {
+    const { places, disks, driver } = this.vmParts;
+    this.refuseEnded();
+    const { vm, mountPoints, network } = this.record;
+    const { isReady: _isReady, ...size } = vm!;
+    const source: MomentSource = {
+      name: this.name,
+      folder: places.folder,
+      commands: places.commands,
+      disks: disks.named,
+      halted: (save) => this.pausing.halted(save),
+      stoodMs: () => this.link.stoodMs(),
+      signal: this.over.signal,
+    };
+    const networkNumber = network?.mode === 'policy' ? network.number : undefined;
+    return takeMoment(source, { vm: size, mountPoints, networkNumber }, (snapshot) => driver.forgetSnapshot(snapshot));
   }
 
   /** It ran before this process did, or is paused. What its guest answers to this is not waited for: it may hang. */
   async takeUp(): Promise<void> {
     this.noteReady.resolve();
+    await removeMoments(this.vmParts.places.folder).catch(() => {});
     if (this.vm === undefined) return;
     if ((await this.vm.state()) === 'stopped') await this.vm.cont();
     // It was to be paused, which has come to nothing.
     this.link.go();
     if (this.record.resident?.pausedAt !== undefined) this.note({ pausedAt: undefined });
-    // Whoever was reading its disk may have been killed at it.
+    // Whoever was reading its disk, or making forks of it, may have been killed at it.
     for (const work of [guestWork.thaw(), guestWork.clock(), guestWork.entropy()])
       this.guest.work(work).catch(() => {});
+    thawCommands(this.guest).catch(() => {});
     this.link.reconcile().catch((error) => this.parts.onNote?.(`${this.name}: ${messageOf(error)}`));
   }
 

@@ -3,7 +3,7 @@
  * This process serves it to the machine: over NBD where its driver knows that, else as a device or a file of this host (ublk, FUSE). Were it killed, the
  * machine waits for the next one, and what was answered is there (ublk-daemon keeps it in a file until it is on the disk).
  */
-import { existsSync, rmSync } from 'node:fs';
+import { existsSync, linkSync, mkdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { withLock } from '#linux';
 import {
@@ -16,9 +16,11 @@ import {
   type OwnDevice,
   openDisk,
   openNamedDisk,
+  openStack,
   serveNbd,
   serveOwnDevice,
 } from '#ublk-daemon';
+import { diskLayerOf } from '../fork/moment.ts';
 import type { VmDrive } from '../vm-driver.ts';
 import { keepCompact } from './keep-compact.ts';
 
@@ -50,6 +52,30 @@ export async function makeExt4Disk(stateDir: string, folder: string, sizeBytes: 
   await createDisk(folder, { sizeBytes: size, lowers });
 }
 
+/** Where the disks of a sandbox are, by name. */
+const DISK_FOLDERS: readonly (readonly [name: string, folder: (sandboxFolder: string) => string])[] = [
+  [UPPER_DISK, upperDiskFolder],
+  [DOCKER_DISK, dockerDiskFolder],
+];
+
+/** A sealed layer, in the folder of a disk that was made on it (its own files are called layer-N there). */
+const FORKED = 'forked.lsmt';
+
+/** Disks that begin as those of a moment were: on its layers, which stay when that is discarded. @throws DISK_* */
+export async function makeForkedDisks(momentFolder: string, sandboxFolder: string): Promise<void> {
+  for (const [name, folderOf] of DISK_FOLDERS) {
+    const layer = diskLayerOf(momentFolder, name);
+    if (!existsSync(layer)) continue;
+    const folder = folderOf(sandboxFolder);
+    const own = join(folder, FORKED);
+    mkdirSync(folder, { mode: 0o700 });
+    linkSync(layer, own);
+    const stack = await openStack([own]);
+    await stack.close();
+    await createDisk(folder, { sizeBytes: stack.virtualSize, lowers: [own] });
+  }
+}
+
 /** Made once. */
 async function emptyFileSystem(root: string, sizeBytes: number): Promise<readonly LayerPlace[]> {
   const name = `ext4-${sizeBytes / MIB}m`;
@@ -73,6 +99,8 @@ async function emptyFileSystem(root: string, sizeBytes: number): Promise<readonl
 export interface ServedDisks {
   /** With what the sandbox changes. */
   readonly upper: OpenDisk;
+  /** Of all of them, by name. */
+  readonly named: readonly { readonly name: string; readonly disk: OpenDisk['disk'] }[];
   /** What its machine has as the drive of this name. */
   source(name: string): VmDrive['source'];
   /** As if this process had died: the machine waits for the next one. All that was answered is on the disk. */
@@ -102,10 +130,8 @@ export async function serveDisks(sandboxFolder: string, place: DiskPlace, nbd: b
   };
   try {
     const exports: NbdExport[] = [];
-    for (const [name, folder] of [
-      [UPPER_DISK, upperDiskFolder(sandboxFolder)],
-      [DOCKER_DISK, dockerDiskFolder(sandboxFolder)],
-    ] as const) {
+    for (const [name, folderOf] of DISK_FOLDERS) {
+      const folder = folderOf(sandboxFolder);
       if (!existsSync(folder)) continue;
       const disk = await openDisk(folder);
       opened.push(disk);
@@ -121,6 +147,7 @@ export async function serveDisks(sandboxFolder: string, place: DiskPlace, nbd: b
     };
     return {
       upper: opened[0]!,
+      named: exports.map(({ name }, at) => ({ name, disk: opened[at]!.disk })),
       source: (name) => way.source(name),
       leave: () => done(way.leave),
       close: () => done(way.close),

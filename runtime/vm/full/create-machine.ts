@@ -7,7 +7,7 @@ import { type RuntimeFolders, sandboxFolders } from '../../sandbox/state-folders
 import { MACHINE_SIZES } from '../../sandbox-api/backends.ts';
 import { checkedLimits } from '../../sandbox-api/limits.ts';
 import { baseDisk, overlayDisk } from './base-disk.ts';
-import { copyIn, diskPath } from './disk-copy.ts';
+import { copyIn, diskCopyOf, diskPath } from './disk-copy.ts';
 import { FULL_VM, type FullVmSandbox } from './full-vm-sandbox.ts';
 import { type MachineFacts, type MachineWish, SCREEN } from './machine-facts.ts';
 
@@ -32,7 +32,7 @@ export function machineRecord(name: string, options: CreateOptions): SandboxReco
     owner: processIdentity()!,
     mountPoints: [],
     limits,
-    machine: factsOf(name, options),
+    machine: options.moment?.machine ?? factsOf(name, options),
     resident: {
       requestId,
       tag: options.tag,
@@ -61,6 +61,8 @@ function factsOf(name: string, options: CreateOptions): MachineFacts {
     height,
     cpus: Math.max(1, Math.ceil(options.cpus ?? MACHINE_SIZES.vm.cpus)),
     agentPort: true,
+    clipboardPort: true,
+    generationId: true,
     memoryBytes: Math.max(16, Math.floor(memory / MEMORY_STEP)) * MEMORY_STEP,
   };
 }
@@ -68,17 +70,18 @@ function factsOf(name: string, options: CreateOptions): MachineFacts {
 /** Its disk, then the machine. @throws VM_*, DISK_* */
 export async function beginMachine(
   sandbox: FullVmSandbox,
-  { store, base, openStoreLayer, machineDisk }: CreateOptions,
+  { store, base, openStoreLayer, machineDisk, moment }: CreateOptions,
   folders: RuntimeFolders,
 ): Promise<void> {
   const { folder } = sandboxFolders(folders, sandbox.name);
   try {
     const disk = await baseDisk(store, base, folders.cacheDir, openStoreLayer);
-    if (machineDisk === undefined) await overlayDisk(disk, diskPath(folder), sandbox.name);
-    else await copyIn(machineDisk, folder);
+    const copy = moment === undefined ? machineDisk : diskCopyOf(moment.folder);
+    if (copy === undefined) await overlayDisk(disk, diskPath(folder), sandbox.name);
+    else await copyIn(copy, folder);
   } catch (error) {
     sandbox.giveUp(error as Error);
     throw error;
   }
-  await sandbox.begin();
+  await sandbox.begin(moment);
 }

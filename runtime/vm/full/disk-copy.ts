@@ -18,6 +18,11 @@ export function diskPath(sandboxFolder: string): string {
   return join(sandboxFolder, 'disk.qcow2');
 }
 
+/** In a moment of it (../fork/moment.ts). */
+export function diskCopyOf(momentFolder: string): string {
+  return join(momentFolder, 'disk.qcow2');
+}
+
 /** Of a machine that stands still, to `path`. */
 export async function copyOut(sandboxFolder: string, path: string): Promise<void> {
   await removeRests(sandboxFolder);

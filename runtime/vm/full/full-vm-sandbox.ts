@@ -10,6 +10,7 @@ import { readdir, rm } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { basename, join } from 'node:path';
 import type { Duplex } from 'node:stream';
+import { setTimeout as delay } from 'node:timers/promises';
 import { failPoint, messageOf } from '#base';
 import type { KeeperChannel } from '../../aether/keeper-channel.ts';
 import type { KeptCommand } from '../../aether/kept-command.ts';
@@ -18,7 +19,7 @@ import { fail } from '../../errors.ts';
 import { removeTapOf } from '../../network/sandbox-link.ts';
 import { AgentSandbox, type AgentSandboxParts, endNow } from '../../node/agent-sandbox.ts';
 import { featuresOf } from '../../sandbox-api/backend-table.ts';
-import type { Capability } from '../../sandbox-api/capabilities.ts';
+import { type Capability, unsupportedWithoutAgent } from '../../sandbox-api/capabilities.ts';
 import type { ExecSpec } from '../../sandbox-api/exec.ts';
 import type { SandboxFiles } from '../../sandbox-api/files.ts';
 import type { AllLimits } from '../../sandbox-api/limits.ts';
@@ -26,13 +27,18 @@ import type { PauseReport, SandboxEnd } from '../../sandbox-api/sandbox.ts';
 import type { ShellSession } from '../../sandbox-api/shell.ts';
 import type { SandboxUsage } from '../../sandbox-api/usage.ts';
 import type { FileWatch } from '../../sandbox-api/watch.ts';
+import { type Moment, machineOf, newMomentFolder, removeMoments } from '../fork/moment.ts';
 import { makeMachineGroups } from '../machine-groups.ts';
 import { machineSockets } from '../qemu/arguments.ts';
 import type { QemuDriver } from '../qemu/qemu-driver.ts';
-import { readSnapshot } from '../snapshot/snapshot-folder.ts';
-import type { RunningVm, VmConsole, VmSpec } from '../vm-driver.ts';
-import { copyOut, diskPath, machineFolder, removeCopies } from './disk-copy.ts';
+import { linkSnapshot, readSnapshot } from '../snapshot/snapshot-folder.ts';
+import type { RunningVm, VmConsole, VmPort, VmSpec } from '../vm-driver.ts';
+import { askForAddress, CABLE_PULLED_MS, guestTime, pullCable, putCableIn } from './after-fork.ts';
+import { type ClipboardContent, type ClipboardType, checkedContent, type Selection } from './clipboard-file.ts';
+import { copyOut, diskCopyOf, diskPath, machineFolder, removeCopies } from './disk-copy.ts';
 import { GUEST_AGENT_PORT, GuestAgent } from './guest-agent.ts';
+import { CLIPBOARD_PORT, GuestClipboard } from './guest-clipboard.ts';
+import { guestCommand } from './guest-command.ts';
 import { MachineCommands } from './machine-commands.ts';
 import { type MachineFacts, VNC_PORT } from './machine-facts.ts';
 import { machineFiles } from './machine-files.ts';
@@ -59,6 +65,9 @@ export class FullVmSandbox extends AgentSandbox {
   private turn: Promise<unknown> = Promise.resolve();
   /** Of the machine that runs. */
   private agent: GuestAgent | undefined;
+  private clipboard: GuestClipboard | undefined;
+  /** A fork that has yet to go on. */
+  private isHeld = false;
   /** The machine's process goes, and the sandbox does not end with it. */
   private suspending = false;
 
@@ -91,24 +100,103 @@ export class FullVmSandbox extends AgentSandbox {
     });
   }
 
-  /** Its disk is there. @throws VM_START, VM_UNSUPPORTED */
-  async begin(): Promise<void> {
+  /** Its disk is there. One of a moment stands still until `goOn`. @throws VM_START, VM_UNSUPPORTED, VM_SNAPSHOT_DAMAGED */
+  async begin(moment?: Moment): Promise<void> {
     try {
       // It may have been ended while its disk was made.
       this.refuseEnded();
       mkdirSync(this.folder, { recursive: true, mode: 0o700 });
-      const cgroups = makeMachineGroups(this.record.id, this.record.limits ?? {});
-      const vm = await this.own.driver().start(await this.spec(cgroups));
+      const cgroups = makeMachineGroups(this.record.id, this.record.limits ?? {}, this.record.resident?.class);
+      const spec = await this.spec(cgroups);
+      const vm =
+        moment === undefined
+          ? await this.own.driver().start(spec)
+          : await this.own.driver().restore(spec, machineOf(moment.folder), { memory: 'private' });
       if (this.end !== undefined) await vm.kill();
       this.refuseEnded();
       this.adopt(vm);
       failPoint('machine-started');
-      this.note({}, { machine: { ...this.machine, ready: true } });
+      if (moment === undefined) this.note({}, { machine: { ...this.machine, ready: true } });
+      else this.isHeld = true;
       this.noteReady.resolve();
     } catch (error) {
       this.giveUp(error as Error);
       throw error;
     }
+  }
+
+  override goOn(): Promise<void> {
+    return this.inTurn(async () => {
+      if (!this.isHeld) return;
+      const vm = this.running();
+      this.note({}, { machine: { ...this.machine, ready: true } });
+      this.isHeld = false;
+      const isNetworked = this.record.network?.mode === 'policy';
+      if (isNetworked) await pullCable(vm);
+      await vm.cont();
+      this.settleIn(vm, isNetworked).catch((error) => this.parts.onNote?.(`${this.name}: ${messageOf(error)}`));
+    });
+  }
+
+  /** Nobody waits for it: its system takes its time, and may have no agent. */
+  private async settleIn(vm: RunningVm, isNetworked: boolean): Promise<void> {
+    const hasAgent = this.agent !== undefined && (await this.agentIsThere());
+    const agent = hasAgent ? this.agent : undefined;
+    agent?.ask(...guestTime()).catch(() => {});
+    if (!isNetworked) return;
+    await delay(CABLE_PULLED_MS, undefined, { ref: false });
+    // Else it is paused or has ended: a resume puts it in.
+    if (this.vm !== vm) return;
+    await putCableIn(vm);
+    if (agent !== undefined) await askForAddress(agent);
+  }
+
+  /**
+   * Its memory and its disk as they are at one moment. The machine stands still while both are stored, and goes on; of one that is paused what was
+   * stored then is taken.
+   */
+  override takeMoment(): Promise<Moment> {
+    return this.inTurn(async () => {
+      this.refuseEnded();
+      // Its forks could draw the same random numbers.
+      if (this.machine.generationId !== true) throw this.unsupported('fork-memory');
+      const folder = newMomentFolder(this.own.places.folder);
+      const discard = async () => {
+        this.own.driver().forgetSnapshot(machineOf(folder));
+        await rm(folder, { recursive: true, force: true });
+      };
+      const paused = this.isPaused;
+      const vm = paused ? undefined : this.running();
+      try {
+        mkdirSync(folder, { mode: 0o700 });
+        await this.link.stand();
+        if (vm === undefined)
+          await linkSnapshot(await readSnapshot(this.statePath(this.machine.state!)), machineOf(folder));
+        else await vm.snapshot(machineOf(folder));
+        const atMs = Date.now();
+        await copyOut(this.own.places.folder, diskCopyOf(folder));
+        failPoint('moment-taken');
+        const { ready: _ready, state: _state, ...machine } = this.machine;
+        const { network, mountPoints } = this.record;
+        const card = network?.mode === 'policy' ? (machine.cardOf ?? network.number) : undefined;
+        return {
+          folder,
+          atMs,
+          stoodMs: this.link.stoodMs(),
+          machine: { ...machine, cardOf: card },
+          mountPoints,
+          discard,
+        };
+      } catch (error) {
+        await discard().catch(() => {});
+        throw error;
+      } finally {
+        if (vm !== undefined) {
+          await vm.cont().catch(() => {});
+          this.link.go();
+        }
+      }
+    });
   }
 
   /** It will never begin. */
@@ -122,6 +210,7 @@ export class FullVmSandbox extends AgentSandbox {
     this.noteReady.resolve();
     const { driver, places } = this.own;
     await removeCopies(places.folder).catch(() => {});
+    await removeMoments(places.folder).catch(() => {});
     if (this.isPaused) {
       await driver().sweep(this.folder);
       await this.connectTap();
@@ -133,13 +222,15 @@ export class FullVmSandbox extends AgentSandbox {
     this.thaw();
     await this.connectTap();
     await this.link.reconcile();
-    // It was being paused, or had just been resumed.
+    // It was being paused, or had just been resumed; a fork's cable may still be out.
     if ((await found.state()) === 'stopped') await found.cont();
+    if (this.machine.cardOf !== undefined) await putCableIn(found);
   }
 
   override leave(): void {
     super.leave();
     this.agent?.close();
+    this.clipboard?.close();
     this.vm?.detach?.();
   }
 
@@ -180,6 +271,19 @@ export class FullVmSandbox extends AgentSandbox {
     return this.use(async () => act(this.host(), actions));
   }
 
+  /**
+   * What is in a clipboard of its guest; undefined: nothing of this type.
+   * @throws RUNTIME_UNSUPPORTED where no agent of SPICE has its port open, VM_CLIPBOARD
+   */
+  getClipboard(selection: Selection, type: ClipboardType): Promise<Buffer | undefined> {
+    return this.withClipboard((clipboard) => clipboard.get(selection, type));
+  }
+
+  /** @throws as `getClipboard`, VM_INPUT */
+  setClipboard(selection: Selection, content: ClipboardContent): Promise<void> {
+    return this.withClipboard((clipboard) => clipboard.set(selection, checkedContent(content)));
+  }
+
   async console(): Promise<VmConsole> {
     return this.use(async () => this.running().console);
   }
@@ -210,6 +314,7 @@ export class FullVmSandbox extends AgentSandbox {
       const vm = this.running();
       const beforeBytes = residentBytes(vm.pid);
       const before = this.machine.state;
+      await this.clipboard?.keep();
       const state = (before ?? 0) + 1;
       await this.link.stand();
       // Of a service that was killed before it had put it on record.
@@ -247,7 +352,7 @@ export class FullVmSandbox extends AgentSandbox {
       this.refuseEnded();
       const { pausedAt, stoodMs = 0 } = this.record.resident!;
       if (pausedAt === undefined) return;
-      const cgroups = makeMachineGroups(this.record.id, this.record.limits ?? {});
+      const cgroups = makeMachineGroups(this.record.id, this.record.limits ?? {}, this.record.resident?.class);
       const vm = await this.own.driver().restore(await this.spec(cgroups), this.statePath(this.machine.state!));
       failPoint('machine-restored');
       const stood = Math.max(0, Date.now() - Date.parse(pausedAt));
@@ -262,6 +367,7 @@ export class FullVmSandbox extends AgentSandbox {
       }
       this.adopt(vm);
       this.thaw();
+      if (this.machine.cardOf !== undefined) await putCableIn(vm);
       await vm.cont();
       this.link.go();
     });
@@ -278,16 +384,23 @@ export class FullVmSandbox extends AgentSandbox {
   override async exec(spec: ExecSpec): Promise<KeptCommand> {
     this.refuseEnded();
     if (spec.terminal !== undefined) throw this.unsupported('terminal');
-    const { env = [], cwd, user } = spec;
-    if (env.length > 0 || cwd !== undefined || user !== undefined) throw this.unsupported('environment');
-    return this.withAgent('exec', () => super.exec(spec));
+    const { env: _env, cwd: _cwd, user: _user, ...plain } = spec;
+    return this.withAgent('exec', async (agent) => {
+      const args = await guestCommand({ id: this.name, agent, files: this.files }, spec);
+      return this.link.start({ ...plain, args, shownArgs: spec.args });
+    });
   }
 
-  /** Somebody in the guest has its port open. */
-  private async agentIsThere(): Promise<boolean> {
+  private agentIsThere(): Promise<boolean> {
+    return this.isPortOpen(GUEST_AGENT_PORT);
+  }
+
+  /** By somebody in the guest. */
+  private async isPortOpen(name: string): Promise<boolean> {
     const { qmp } = this.running();
-    const devices = this.agent === undefined ? [] : await qmp!.execute('query-chardev');
-    return Array.isArray(devices) && devices.some((one) => one?.label === 'port0' && one['frontend-open'] === true);
+    const label = `port${this.ports().findIndex((port) => port.name === name)}`;
+    const devices = await qmp!.execute('query-chardev');
+    return Array.isArray(devices) && devices.some((one) => one?.label === label && one['frontend-open'] === true);
   }
 
   /** A service may have been killed while it was frozen. */
@@ -300,8 +413,16 @@ export class FullVmSandbox extends AgentSandbox {
     return this.use(async () => {
       this.running();
       const { agent } = this;
-      if (agent === undefined || !(await this.agentIsThere())) throw this.unsupported(capability);
+      if (agent === undefined || !(await this.agentIsThere())) throw unsupportedWithoutAgent(FULL_VM, capability);
       return work(agent);
+    });
+  }
+
+  private withClipboard<T>(work: (clipboard: GuestClipboard) => Promise<T>): Promise<T> {
+    return this.use(async () => {
+      const isThere = await this.isPortOpen(CLIPBOARD_PORT);
+      if (this.clipboard === undefined || !isThere) throw unsupportedWithoutAgent(FULL_VM, 'clipboard');
+      return work(this.clipboard);
     });
   }
 
@@ -391,7 +512,7 @@ export class FullVmSandbox extends AgentSandbox {
 
   /** @param cgroups Files that its process enters them by. */
   private async spec(cgroups: readonly string[]): Promise<VmSpec> {
-    const { firmware, width, height, cpus, memoryBytes, agentPort } = this.machine;
+    const { firmware, width, height, cpus, memoryBytes, generationId } = this.machine;
     const serviceClass = this.record.resident?.class;
     const network = await this.connectTap();
     return {
@@ -411,18 +532,29 @@ export class FullVmSandbox extends AgentSandbox {
         },
       ],
       display: { width, height },
+      ...(generationId === true ? { generationId } : {}),
       ...(network === undefined ? {} : { network }),
-      ...(agentPort === true ? { ports: [{ name: GUEST_AGENT_PORT, socket: agentSocket(this.folder) }] } : {}),
+      ports: this.ports(),
       cgroups,
       ...(serviceClass === undefined ? {} : { serviceClass }),
     };
+  }
+
+  /** In the order that its guest has numbered them by. */
+  private ports(): VmPort[] {
+    const { agentPort, clipboardPort } = this.machine;
+    return [
+      ...(agentPort === true ? [{ name: GUEST_AGENT_PORT, socket: agentSocket(this.folder) }] : []),
+      ...(clipboardPort === true ? [{ name: CLIPBOARD_PORT, socket: clipboardSocket(this.folder) }] : []),
+    ];
   }
 
   /** Before its machine runs, and while it does. Its guest asks for its address itself. @throws RUNTIME_NETWORK */
   private async connectTap(): Promise<VmSpec['network']> {
     const { id, name, network } = this.record;
     if (network?.mode !== 'policy') return undefined;
-    const { tap, mac } = await this.own.network.connectTap({ id, name, network }, { asks: true });
+    const { cardOf } = this.machine;
+    const { tap, mac } = await this.own.network.connectTap({ id, name, network }, { asks: true, cardOf });
     return { tap, mac };
   }
 
@@ -433,16 +565,26 @@ export class FullVmSandbox extends AgentSandbox {
   private adopt(vm: RunningVm): void {
     this.vm = vm;
     this.agent?.close();
+    this.clipboard?.close();
     this.agent = vm.agentSocket === undefined ? undefined : new GuestAgent(vm.agentSocket, this.name);
-    const { agent } = this;
+    this.clipboard = this.openClipboard();
+    const { agent, clipboard } = this;
     vm.ended.then(({ reason, detail }) => {
       agent?.close();
+      clipboard?.close();
       if (this.vm === vm) this.vm = undefined;
       if (this.suspending) return;
       const known = this.knownEnd(false);
       const own = reason === 'guest' ? endNow('stopped', 'it switched itself off') : endNow('failed', detail);
       this.hasEnded(known ?? own);
     });
+  }
+
+  /** Before its guest moves: it does not see then that somebody else is at the other end. */
+  private openClipboard(): GuestClipboard | undefined {
+    if (this.machine.clipboardPort !== true) return undefined;
+    const file = join(this.folder, 'clipboard.json');
+    return new GuestClipboard({ id: this.name, socket: clipboardSocket(this.folder), file });
   }
 
   private endAs(end: SandboxEnd): void {
@@ -474,6 +616,10 @@ export class FullVmSandbox extends AgentSandbox {
 
 function agentSocket(folder: string): string {
   return join(folder, 'agent.sock');
+}
+
+function clipboardSocket(folder: string): string {
+  return join(folder, 'clipboard.sock');
 }
 
 function residentBytes(pid: number): number {

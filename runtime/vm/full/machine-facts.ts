@@ -20,6 +20,12 @@ export interface MachineFacts {
   readonly ready?: boolean;
   /** It has a port for a guest agent (guest-agent.ts); those that were made before there was one have none. */
   readonly agentPort?: true;
+  /** It has a port for the clipboard (guest-clipboard.ts), after that one; those that were made before there was one have none. */
+  readonly clipboardPort?: true;
+  /** It has a generation id, by which its system knows that it is another machine; those that were made before there was one have none. */
+  readonly generationId?: true;
+  /** Number of the network whose hardware address its card has; undefined: its own. A fork with memory has that of whoever was forked first. */
+  readonly cardOf?: number;
   /** How often it was paused: names the folder of its last state. */
   readonly state?: number;
 }

@@ -66,9 +66,13 @@ async function takePicture({ folder, qmp }: ScreenHost): Promise<Buffer> {
   }
 }
 
+/** By how it begins. */
+export function isPng(bytes: Buffer): boolean {
+  return bytes.length >= 24 && bytes.subarray(0, PNG.length).equals(PNG);
+}
+
 export function pictureSize(png: Buffer): { readonly width: number; readonly height: number } {
-  if (png.length < 24 || !png.subarray(0, 8).equals(PNG))
-    throw fail('VM_INPUT', { problem: 'the screen gave no picture' });
+  if (!isPng(png)) throw fail('VM_INPUT', { problem: 'the screen gave no picture' });
   return { width: png.readUInt32BE(16), height: png.readUInt32BE(20) };
 }
 

@@ -13,8 +13,8 @@ import { type Accelerator, KVM_PROCESSOR } from './accelerator.ts';
 
 export const MIB = 1024 * 1024;
 const PMEM_STEP = 2 * MIB;
-/** Cache of translated code: TCG's default is a gigabyte a machine. */
-const TRANSLATION_MIB = 128;
+/** Cache of translated code, which the machine holds until it ends: TCG's default is a gigabyte. To boot fills more than this, to run Python fits; with 16 it takes twice as long. */
+const TRANSLATION_MIB = 32;
 const MAX_ID = 20;
 /** Room for memory devices that a machine with late ones has, whatever comes: where its guest finds things follows from it. */
 export const LATE_PMEM_BYTES = 64 * 2 ** 30;
@@ -49,6 +49,7 @@ export const OVMF = { code: '/usr/share/OVMF/OVMF_CODE_4M.fd', variables: '/usr/
 export function machineKind(spec: VmSpec): 'microvm' | 'q35' {
   const needsPci =
     spec.lateDevices === true ||
+    spec.generationId === true ||
     'firmware' in spec.boot ||
     spec.display !== undefined ||
     spec.drives.some(({ transport }) => transport === 'pmem');
@@ -112,6 +113,7 @@ export function machineArguments(spec: VmSpec, way: Accelerator, incoming?: Inco
     ]),
     ...['-object', JSON.stringify({ 'qom-type': 'rng-builtin', id: 'entropy' })],
     ...device('virtio-rng', { id: 'rng', rng: 'entropy' }),
+    ...(spec.generationId === true ? ['-device', JSON.stringify({ driver: 'vmgenid', guid: 'auto' })] : []),
     ...(spec.balloon === undefined
       ? []
       : device('virtio-balloon', { id: 'balloon', 'free-page-reporting': spec.balloon.freePageReporting })),

@@ -7,7 +7,7 @@
  *
  * The layers below are those of older snapshots, named by paths from this folder: a chain, bottom first. It is whole when it has its name.
  */
-import { readFile } from 'node:fs/promises';
+import { link, mkdir, readFile, writeFile } from 'node:fs/promises';
 import { join, relative, resolve } from 'node:path';
 import { messageOf, systemCode } from '#base';
 import { type LayerStack, openStack } from '#ublk-daemon';
@@ -70,6 +70,15 @@ export async function readSnapshot(folder: string): Promise<Snapshot> {
 /** Paths of layers as a snapshot at `folder` has them. */
 export function layersFrom(folder: string, base: Snapshot | undefined): string[] {
   return [...(base?.layerPaths.map((path) => relative(folder, path)) ?? []), MEMORY];
+}
+
+/** The same snapshot in another folder of the same file system, which stays when the first one and those below it go. */
+export async function linkSnapshot({ folder, record, layerPaths }: Snapshot, to: string): Promise<void> {
+  await mkdir(to, { mode: 0o700 });
+  await link(join(folder, STATE), join(to, STATE));
+  const layers = layerPaths.map((_, at) => `${at}-${MEMORY}`);
+  for (const [at, path] of layerPaths.entries()) await link(path, join(to, layers[at]!));
+  await writeFile(join(to, RECORD), JSON.stringify({ ...record, layers }), { mode: 0o600 });
 }
 
 /** Its memory, read through all layers. @throws VM_SNAPSHOT_DAMAGED */

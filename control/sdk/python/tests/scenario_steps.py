@@ -272,7 +272,7 @@ async def batch(site: Site, given: With) -> With:
 
 
 async def fork(site: Site, given: With) -> With:
-    forks = await site.sandbox.fork(count=given["count"])
+    forks = await site.sandbox.fork(count=given["count"], memory=given.get("memory"))
     texts = await asyncio.gather(*(one.files.read_text(given["read"]) for one in forks))
     await asyncio.gather(*(one.remove(force=True) for one in forks))
     return {"count": len(forks), "texts": ",".join(texts)}
@@ -355,6 +355,8 @@ STEPS: Dict[str, Callable[[Site, With], Awaitable[Any]]] = {
     "pause": pause,
     "resume": lambda site, given: site.sandbox.resume(),
     "usage": calls(lambda site, given: site.sandbox.usage(), lambda usage: {"pids": str(usage["pids"])}),
+    "clipboard_get": calls(lambda site, given: site.sandbox.screen.clipboard.text(), lambda text: {"text": text}),
+    "clipboard_set": lambda site, given: site.sandbox.screen.clipboard.set_text(given["text"]),
     "network": calls(lambda site, given: site.sandbox.network(), lambda view: {"mode": view["mode"]}),
     "port": port,
     "list_sandboxes": list_sandboxes,

@@ -59,6 +59,13 @@ export type {
   SandboxUsage,
   SandboxView,
 } from './sandbox-views.ts';
-export type { MouseButton, SandboxScreen, ScreenAction } from './screen.ts';
+export type {
+  ClipboardOptions,
+  ClipboardSelection,
+  MouseButton,
+  SandboxClipboard,
+  SandboxScreen,
+  ScreenAction,
+} from './screen.ts';
 export { type Expected, type ShellOptions, ShellResult, ShellSession } from './shell.ts';
 export type { CallOptions, Query } from './transport.ts';

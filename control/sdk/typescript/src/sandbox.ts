@@ -178,17 +178,21 @@ export class Sandbox implements AsyncDisposable {
     return this.transport.json('POST', `${this.path}/pack-diff`, { signal, timeoutMs, body: { name, ...rest } });
   }
 
-  /** New sandboxes with its files as they are now; all or none. */
+  /**
+   * New sandboxes with its files as they are now; all or none. `memory`: of a virtual machine, what runs in it goes on in each; a container throws
+   * UnsupportedError.
+   */
   async fork(
     options: CallOptions & {
       readonly count?: number;
+      readonly memory?: boolean;
       readonly snapshot?: string;
       readonly ttlSeconds?: number;
       readonly requestId?: string;
     } = {},
   ): Promise<Sandbox[]> {
-    const { count, snapshot, ttlSeconds, requestId = randomUUID() } = options;
-    const body = { count, snapshot, requestId, ttlMs: milliseconds(ttlSeconds) };
+    const { count, memory, snapshot, ttlSeconds, requestId = randomUUID() } = options;
+    const body = { count, memory, snapshot, requestId, ttlMs: milliseconds(ttlSeconds) };
     const begin = async (stop: AbortSignal | undefined) => {
       const forked = await this.transport.begin<{ sandboxes: SandboxView[] }>(`${this.path}/fork`, body, { stop });
       return forked.sandboxes.map((view) => new Sandbox(this.transport, this.idOf(view), view, this.commandTimeoutMs));

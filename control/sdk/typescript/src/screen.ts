@@ -19,13 +19,65 @@ export type ScreenAction =
   | { readonly type: 'press' | 'release'; readonly button?: MouseButton }
   | { readonly type: 'scroll'; readonly steps: number };
 
+export type ClipboardSelection = 'clipboard' | 'primary';
+
+/** Which of them, where its guest has several (X11). */
+export interface ClipboardOptions extends CallOptions {
+  /** `primary` is what is selected, pasted by the middle button. Default: `clipboard`. */
+  readonly selection?: ClipboardSelection;
+}
+
+/** What is copied and pasted in a guest with an agent of SPICE. Others throw UnsupportedError. At most 4 MiB. */
+export class SandboxClipboard {
+  private readonly transport: Transport;
+  private readonly path: string;
+
+  constructor(transport: Transport, sandboxPath: string) {
+    this.transport = transport;
+    this.path = `${sandboxPath}/screen/clipboard`;
+  }
+
+  /** Undefined: no text is there. */
+  async text(options: ClipboardOptions = {}): Promise<string | undefined> {
+    return (await this.get('text/plain', options))?.toString('utf8');
+  }
+
+  /** A picture, as PNG. Undefined: none is there. */
+  async png(options: ClipboardOptions = {}): Promise<Buffer | undefined> {
+    return this.get('image/png', options);
+  }
+
+  /** For whoever pastes in the guest. */
+  async setText(text: string, options: ClipboardOptions = {}): Promise<void> {
+    await this.set('text/plain', new TextEncoder().encode(text), options);
+  }
+
+  async setPng(png: Uint8Array, options: ClipboardOptions = {}): Promise<void> {
+    await this.set('image/png', png, options);
+  }
+
+  private get(type: string, { selection, ...options }: ClipboardOptions): Promise<Buffer | undefined> {
+    const call = { ...options, query: { type, selection } };
+    return this.transport.call('GET', this.path, call, async (answer) => {
+      const bytes = await drain(answer);
+      return answer.statusCode === 204 ? undefined : bytes;
+    });
+  }
+
+  private async set(type: string, bytes: Uint8Array, { selection, ...options }: ClipboardOptions): Promise<void> {
+    await this.transport.json('PUT', this.path, { ...options, query: { type, selection }, bytes });
+  }
+}
+
 export class SandboxScreen {
+  readonly clipboard: SandboxClipboard;
   private readonly transport: Transport;
   private readonly path: string;
 
   constructor(transport: Transport, sandboxPath: string) {
     this.transport = transport;
     this.path = sandboxPath;
+    this.clipboard = new SandboxClipboard(transport, sandboxPath);
   }
 
   /** What it shows now, as PNG. */

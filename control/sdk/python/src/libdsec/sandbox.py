@@ -264,14 +264,19 @@ class Sandbox:
         self,
         *,
         count: int = 1,
+        memory: Optional[bool] = None,
         snapshot: Optional[str] = None,
         ttl_seconds: Optional[float] = None,
         request_id: Optional[str] = None,
         timeout: Optional[float] = None,
     ) -> List[Sandbox]:
-        """New sandboxes with its files as they are now; all or none."""
+        """
+        New sandboxes with its files as they are now; all or none. `memory`: of a virtual machine, what runs in it goes on in each; a container
+        raises UnsupportedError.
+        """
         body = without_none(
             count=count,
+            memory=memory,
             snapshot=snapshot,
             requestId=request_id or str(uuid.uuid4()),
             ttlMs=milliseconds(ttl_seconds),

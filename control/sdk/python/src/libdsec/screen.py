@@ -4,13 +4,54 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional, Sequence, Union
 
-from .transport import Transport
+from .transport import Transport, drain, within
+
+
+class SandboxClipboard:
+    """What is copied and pasted in a guest with an agent of SPICE; others raise UnsupportedError. At most 4 MiB.
+
+    `selection`: `clipboard`, or `primary` (X11: what is selected, pasted by the middle button).
+    """
+
+    def __init__(self, transport: Transport, sandbox_path: str) -> None:
+        self._transport = transport
+        self._path = f"{sandbox_path}/screen/clipboard"
+
+    async def text(self, *, selection: str = "clipboard", timeout: Optional[float] = None) -> Optional[str]:
+        """None: no text is there."""
+        data = await self._get("text/plain", selection, timeout)
+        return None if data is None else data.decode("utf-8", "replace")
+
+    async def png(self, *, selection: str = "clipboard", timeout: Optional[float] = None) -> Optional[bytes]:
+        """A picture, as PNG. None: none is there."""
+        return await self._get("image/png", selection, timeout)
+
+    async def set_text(self, text: str, *, selection: str = "clipboard", timeout: Optional[float] = None) -> None:
+        """For whoever pastes in the guest."""
+        await self._set("text/plain", text.encode(), selection, timeout)
+
+    async def set_png(self, png: bytes, *, selection: str = "clipboard", timeout: Optional[float] = None) -> None:
+        await self._set("image/png", png, selection, timeout)
+
+    async def _get(self, kind: str, selection: str, timeout: Optional[float]) -> Optional[bytes]:
+        async def work() -> Optional[bytes]:
+            query = {"type": kind, "selection": selection}
+            response = await self._transport.once("GET", self._path, query=query)
+            data = await drain(response)
+            return None if response.status_code == 204 else data
+
+        return await within(timeout, self._transport.retrying(work))
+
+    async def _set(self, kind: str, data: bytes, selection: str, timeout: Optional[float]) -> None:
+        query = {"type": kind, "selection": selection}
+        await self._transport.json("PUT", self._path, query=query, data=data, timeout=timeout)
 
 
 class SandboxScreen:
     def __init__(self, transport: Transport, sandbox_path: str) -> None:
         self._transport = transport
         self._path = sandbox_path
+        self.clipboard = SandboxClipboard(transport, sandbox_path)
 
     async def picture(self, *, timeout: Optional[float] = None) -> bytes:
         """What it shows now, as PNG."""

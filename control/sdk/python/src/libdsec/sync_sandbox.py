@@ -343,13 +343,19 @@ class Sandbox:
         self,
         *,
         count: int = 1,
+        memory: Optional[bool] = None,
         snapshot: Optional[str] = None,
         ttl_seconds: Optional[float] = None,
         request_id: Optional[str] = None,
         timeout: Optional[float] = None,
     ) -> List[Sandbox]:
         work = self._inner.fork(
-            count=count, snapshot=snapshot, ttl_seconds=ttl_seconds, request_id=request_id, timeout=timeout
+            count=count,
+            memory=memory,
+            snapshot=snapshot,
+            ttl_seconds=ttl_seconds,
+            request_id=request_id,
+            timeout=timeout,
         )
         return [Sandbox(one) for one in run(work)]
 

@@ -8,9 +8,27 @@ from . import screen as _screen
 from .sync_thread import run
 
 
+class SandboxClipboard:
+    def __init__(self, inner: _screen.SandboxClipboard) -> None:
+        self._inner = inner
+
+    def text(self, *, selection: str = "clipboard", timeout: Optional[float] = None) -> Optional[str]:
+        return run(self._inner.text(selection=selection, timeout=timeout))
+
+    def png(self, *, selection: str = "clipboard", timeout: Optional[float] = None) -> Optional[bytes]:
+        return run(self._inner.png(selection=selection, timeout=timeout))
+
+    def set_text(self, text: str, *, selection: str = "clipboard", timeout: Optional[float] = None) -> None:
+        run(self._inner.set_text(text, selection=selection, timeout=timeout))
+
+    def set_png(self, png: bytes, *, selection: str = "clipboard", timeout: Optional[float] = None) -> None:
+        run(self._inner.set_png(png, selection=selection, timeout=timeout))
+
+
 class SandboxScreen:
     def __init__(self, inner: _screen.SandboxScreen) -> None:
         self._inner = inner
+        self.clipboard = SandboxClipboard(inner.clipboard)
 
     def picture(self, *, timeout: Optional[float] = None) -> bytes:
         return run(self._inner.picture(timeout=timeout))
