@@ -9,18 +9,18 @@
  *
  *     npm run bench -- fncall --fusion=http://127.0.0.1:8080    the same tasks at a SandboxFusion server, too
  */
-import { spawn } from 'node:child_process';
-import { once } from 'node:events';
-import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { atLeast, type Benchmark, type Result, round } from './benchmark.ts';
 import { DockerDaemon, dockerMissing } from './docker-daemon.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { numberOption } from './options.ts';
+import { treeCpuMs } from './process-tree.ts';
 import { fillPythonRoot, pythonMissing } from './python-root.ts';
 import { RawConnection } from './raw-http-client.ts';
 import { summary } from './sample.ts';
+import { compareWithFusion, rate } from './sandbox-fusion.ts';
 import { SandboxHost } from './sandbox-host.ts';
+import { withFnCallServer } from './serve-fncall.ts';
 import { timedCommand } from './timed-command.ts';
 import { agentMissing, needsRoot } from './tool.ts';
 import { withScratch } from './work-folder.ts';
@@ -47,58 +47,49 @@ async function measure(folder: string): Promise<Result> {
   const few = Math.min(n, 20);
   const docker = await measureDocker(folder, tree, few);
   const peers = await measurePeers(dsec, n, few);
-  const fusion = await measureFusion(
-    process.argv.find((word) => word.startsWith('--fusion='))?.slice('--fusion='.length),
-    n,
-  );
-
-  const options = ['--image', 'python:1', '--floor', '2', '--ceiling', '4', '--python', '--listen', '127.0.0.1:0'];
-  const child = spawn(dsec.program, ['serve', 'fncall', ...options, '--log-level', 'error'], {
-    env: { ...process.env, ...dsec.env },
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
-  try {
-    const url = await listening(child.stdout);
+  const options = ['--image', 'python:1', '--floor', '2', '--ceiling', '4', '--python'];
+  const measured = await withFnCallServer(dsec, options, async ({ url, pid }) => {
     const caller = (warm: boolean) => connection(`${url}/v1/fncall/run`, { warm });
     const [warmCaller, coldCaller] = [await caller(true), await caller(false)];
     const warm = await inTurn(n, warmCaller);
     const cold = await inTurn(few, coldCaller);
-    const before = treeCpuMs(child.pid!);
+    const before = treeCpuMs(pid);
     const perSecond = await rate(n * 4, await Promise.all(Array.from({ length: AT_ONCE }, () => caller(true))));
-    const cpuMs = round((treeCpuMs(child.pid!) - before) / (n * 4));
+    const cpuMs = round((treeCpuMs(pid) - before) / (n * 4));
     const perSecondCold = await rate(n, await Promise.all(Array.from({ length: AT_ONCE }, () => caller(false))));
-    const { p50, p99 } = summary(warm);
-    const ratio = round(peers.sandbox / p50);
-    const ratios = Object.fromEntries(
-      Object.entries({ ...peers, docker }).map(([name, ms]) => [name, ms === undefined ? undefined : round(ms / p50)]),
-    );
-    console.log(
-      `warm ${p50} ms, cold ${summary(cold).p50} ms; a sandbox ${peers.sandbox} ms (with its removal ${peers.removed}), dsec run ${peers.run} ms, ` +
-        `docker run ${docker ?? 'not measured'}; a second: ${perSecond} warm (${cpuMs} ms of processor time each), ${perSecondCold} cold`,
-    );
-    return {
-      ratio,
-      ...atLeast(TARGET, ratio),
-      against: `a sandbox of the same image over HTTP, for one python3 -c${fusion === undefined ? '; no SandboxFusion server was given (--fusion=URL)' : ''}`,
-      n,
-      p50,
-      p99,
-      unit: 'ms',
-      coldP50: summary(cold).p50,
-      sandboxP50: peers.sandbox,
-      sandboxRemovedP50: peers.removed,
-      dsecRunP50: peers.run,
-      dockerRunP50: docker,
-      ratios,
-      perSecond,
-      cpuMs,
-      perSecondCold,
-      fusion,
-    };
-  } finally {
-    child.kill('SIGTERM');
-    await once(child, 'exit');
-  }
+    return { warm: summary(warm), cold: summary(cold), perSecond, cpuMs, perSecondCold };
+  });
+  const { warm, cold, perSecond, cpuMs, perSecondCold } = measured;
+  const { p50, p99 } = warm;
+  const ratio = round(peers.sandbox / p50);
+  const ratios = Object.fromEntries(
+    Object.entries({ ...peers, docker }).map(([name, ms]) => [name, ms === undefined ? undefined : round(ms / p50)]),
+  );
+  console.log(
+    `warm ${p50} ms, cold ${cold.p50} ms; a sandbox ${peers.sandbox} ms (with its removal ${peers.removed}), dsec run ${peers.run} ms, ` +
+      `docker run ${docker ?? 'not measured'}; a second: ${perSecond} warm (${cpuMs} ms of processor time each), ${perSecondCold} cold`,
+  );
+  const fusionUrl = process.argv.find((word) => word.startsWith('--fusion='))?.slice('--fusion='.length);
+  const fusion = fusionUrl === undefined ? undefined : await compareWithFusion(fusionUrl, dsec, folder, n);
+  return {
+    ratio,
+    ...atLeast(TARGET, ratio),
+    against: `a sandbox of the same image over HTTP, for one python3 -c${fusion === undefined ? '; no SandboxFusion server was given (--fusion=URL)' : ''}`,
+    n,
+    p50,
+    p99,
+    unit: 'ms',
+    coldP50: cold.p50,
+    sandboxP50: peers.sandbox,
+    sandboxRemovedP50: peers.removed,
+    dsecRunP50: peers.run,
+    dockerRunP50: docker,
+    ratios,
+    perSecond,
+    cpuMs,
+    perSecondCold,
+    fusion,
+  };
 }
 
 interface Peers {
@@ -157,23 +148,6 @@ async function measureDocker(folder: string, tree: string, n: number): Promise<n
   }
 }
 
-async function measureFusion(url: string | undefined, n: number): Promise<object | undefined> {
-  if (url === undefined) return undefined;
-  const callers = await Promise.all(Array.from({ length: AT_ONCE }, () => connection(`${url}/run_code`, {})));
-  const ms = await inTurn(n, callers[0]!);
-  return { p50: summary(ms).p50, perSecond: await rate(n, callers) };
-}
-
-async function listening(stream: NodeJS.ReadableStream): Promise<string> {
-  let said = '';
-  for await (const bytes of stream) {
-    said += bytes;
-    const url = /fncall at (\S+)/.exec(said)?.[1];
-    if (url !== undefined) return url;
-  }
-  throw new Error(`dsec serve fncall has ended: ${said}`);
-}
-
 /** Of a caller whose connection stays. */
 async function connection(url: string, more: object): Promise<() => Promise<void>> {
   const body = JSON.stringify({ language: 'python', code: CODE, stdin: STDIN, ...more });
@@ -200,33 +174,4 @@ async function inTurn(n: number, run: () => Promise<void>): Promise<number[]> {
     ms.push(performance.now() - from);
   }
   return ms;
-}
-
-async function rate(n: number, callers: readonly (() => Promise<void>)[]): Promise<number> {
-  let left = n;
-  const from = performance.now();
-  const worker = async (run: () => Promise<void>) => {
-    while (left-- > 0) await run();
-  };
-  await Promise.all(callers.map(worker));
-  return round((n / (performance.now() - from)) * 1000);
-}
-
-/** Of a process and all below it, with those that have ended and were waited for; in steps of 10 ms. */
-function treeCpuMs(pid: number): number {
-  const rows = readdirSync('/proc').flatMap((name) => {
-    if (!/^\d+$/.test(name)) return [];
-    try {
-      const text = readFileSync(`/proc/${name}/stat`, 'latin1');
-      const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
-      const ticks = fields.slice(11, 15).reduce((sum, one) => sum + Number(one), 0);
-      return [{ pid: Number(name), parent: Number(fields[1]), ms: ticks * 10 }];
-    } catch {
-      // It has ended.
-      return [];
-    }
-  });
-  const below = (parent: number): number =>
-    rows.filter((row) => row.parent === parent).reduce((sum, row) => sum + row.ms + below(row.pid), 0);
-  return (rows.find((row) => row.pid === pid)?.ms ?? 0) + below(pid);
 }

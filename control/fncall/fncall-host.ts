@@ -36,13 +36,14 @@ export interface FnCallHostOptions {
   readonly gpus?: GpuSource;
 }
 
-/** All of this machine, or instances of divided cards alone, where whole ones are somebody else's to give. */
-export type GpusOfTasks = 'all' | 'instances';
+/** All of this machine, or instances of divided cards alone, where whole ones are somebody else's to give, or none. */
+export type GpusOfTasks = 'all' | 'instances' | 'none';
 
 function gpuSource({ gpusOfTasks, gpus = MACHINE_GPUS }: FnCallHostOptions): GpuSource {
-  if (gpusOfTasks !== 'instances') return gpus;
+  if (gpusOfTasks === undefined || gpusOfTasks === 'all') return gpus;
   return {
-    list: async () => (await gpus.list()).filter(({ profile }) => profile !== undefined),
+    list: async () =>
+      gpusOfTasks === 'none' ? [] : (await gpus.list()).filter(({ profile }) => profile !== undefined),
     devices: (gpu) => gpus.devices(gpu),
     libraries: () => gpus.libraries(),
   };

@@ -11,6 +11,7 @@ import type { ContainerGroups } from './container-groups.ts';
 import type { ContainerSpec, PoolEnvironment, PoolOptions } from './pool-spec.ts';
 import { checkedTaskLimits, DEFAULT_LIMITS, PRIVATE_FOLDERS, TASK_HOME } from './task.ts';
 import type { TaskPlan } from './task-wire.ts';
+import { zygoteFilters } from './zygote-filters.ts';
 
 const TASK_ID = 1000;
 
@@ -98,7 +99,9 @@ function zygote(
   gpuEnv: readonly string[],
 ): NonNullable<TaskPlan['zygote']> {
   const program = readFileSync(join(projectRoot(), 'runtime/fncall/zygote.py'), 'utf8');
-  const setup = { imports: python?.imports ?? [], namespaces: Number(NAMESPACES) };
+  const { wholeButSetns, setns } = zygoteFilters(defaultSeccompProfile());
+  const filters = { 'whole but setns': wholeButSetns.toString('base64'), setns: setns.toString('base64') };
+  const setup = { imports: python?.imports ?? [], namespaces: Number(NAMESPACES), filters };
   return {
     args: [python?.program ?? 'python3', '-c', program],
     env: taskEnvironment(withGpu(image, gpuEnv), env),

@@ -10,7 +10,7 @@ import { type RuntimeFolders, runtimeFolders } from '../sandbox/state-folders.ts
 import { imageEnvironment } from './container-plan.ts';
 import { checkGpuRequest, type GpuSource, NodeGpus } from './gpu/node-gpus.ts';
 import { Pool, type PoolShare, type PoolState } from './pool.ts';
-import type { PoolContainer, RawResult } from './pool-container.ts';
+import type { NotBegun, PoolContainer, RawResult } from './pool-container.ts';
 import { environmentKey, type PoolEnvironment, type PoolOptions } from './pool-spec.ts';
 import { type PreparedTask, prepareTask, resultOf, sandboxError } from './run-task.ts';
 import { type FnCallTask, MAX_FETCHED_BYTES, TASK_FOLDER, type TaskResult } from './task.ts';
@@ -41,7 +41,7 @@ const MAX_FETCHED = 1000;
 /** Pools that nobody named, and containers of all of them together: who names images is not to have the whole machine by it. */
 const MOST_IMPLICIT = 32;
 const MOST_IMPLICIT_CONTAINERS = Math.max(32, 4 * availableParallelism());
-/** Of containers that died before they had the task. */
+/** Of containers that died before the task had begun. */
 const TRIES = 3;
 
 export class FnCallNode {
@@ -59,7 +59,9 @@ export class FnCallNode {
 
   constructor({ folders, note = () => {}, mostImplicit, mostImplicitContainers, gpus }: FnCallOptions = {}) {
     this.gpus = new NodeGpus(gpus);
-    this.gpus.spare = () => void [...this.named.values()].find((pool) => pool.spec.options.gpu && pool.spare());
+    this.gpus.spare = () => {
+      for (const pool of [...this.named.values(), ...this.implicit.values()]) pool.yieldGpus();
+    };
     this.mostImplicit = mostImplicit ?? MOST_IMPLICIT;
     this.mostContainers = mostImplicitContainers ?? MOST_IMPLICIT_CONTAINERS;
     this.folders = runtimeFolders(folders);
@@ -183,7 +185,7 @@ export class FnCallNode {
     }
   }
 
-  /** Undefined: the container died before it had the task. */
+  /** Undefined: the container died before the task had begun. */
   private runOnce(
     pool: Pool,
     prepared: PreparedTask,
@@ -192,10 +194,11 @@ export class FnCallNode {
     signal: AbortSignal | undefined,
   ): Promise<TaskResult | undefined> {
     return pool.with(async (container, queueMs) => {
-      if (again && container.isLost) return undefined;
       try {
         const raw = await this.runIn(container, prepared, imageEnv, signal);
-        return resultOf(raw, prepared, pool.name, queueMs);
+        if (!('notBegun' in raw)) return resultOf(raw, prepared, pool.name, queueMs);
+        if (again) return undefined;
+        throw fail('RUNTIME_FNCALL_CONTAINER', { reason: raw.notBegun });
       } catch (error) {
         if (!isDsecError(error, 'RUNTIME_FNCALL_CONTAINER')) throw error;
         return sandboxError(error.message, pool.name, queueMs);
@@ -208,7 +211,7 @@ export class FnCallNode {
     prepared: PreparedTask,
     imageEnv: readonly string[],
     signal: AbortSignal | undefined,
-  ): Promise<RawResult> {
+  ): Promise<RawResult | NotBegun> {
     signal?.throwIfAborted();
     const { limits, task, files } = prepared;
     const order = {
@@ -240,7 +243,7 @@ export class FnCallNode {
 
   private make(name: string, environment: PoolEnvironment, options: PoolOptions, share?: PoolShare): Pool {
     const { folders, gpus } = this;
-    return new Pool(name, { environment, options, folders, gpus, agent: usableAgent() }, this.note, share);
+    return new Pool(name, { environment, options, folders, gpus, agent: usableAgent(), pool: name }, this.note, share);
   }
 
   private dropUnused(): void {

@@ -33,6 +33,7 @@ import { type SandboxFolders, sandboxFolders } from '../sandbox/state-folders.ts
 import { type ContainerGroups, containerGroups, giveGroups } from './container-groups.ts';
 import { taskOci, taskPlan } from './container-plan.ts';
 import { GPU_LIBRARIES } from './gpu/gpu-devices.ts';
+import type { GpuHolder } from './gpu/gpu-scheduler.ts';
 import type { HeldGpu } from './gpu/node-gpus.ts';
 import type { ContainerSpec, PoolEnvironment } from './pool-spec.ts';
 import { PRIVATE_FOLDERS, type TaskFile } from './task.ts';
@@ -61,14 +62,19 @@ export interface RawResult {
   readonly fetchProblem: string;
 }
 
-/** `isUrgent`: whether calls wait for it. @throws RUNTIME_FNCALL_CONTAINER, RUNTIME_GPU*, RUNTIME_*, MOUNT_*, STORE_*, the signal's reason */
+/** The container has ended, for reasons of its own, before anything of the task ran: another one may have it. */
+export interface NotBegun {
+  readonly notBegun: string;
+}
+
+/** @throws RUNTIME_FNCALL_CONTAINER, RUNTIME_GPU*, RUNTIME_*, MOUNT_*, STORE_*, the signal's reason */
 export async function startContainer(
   spec: ContainerSpec,
-  isUrgent: () => boolean,
+  holder: GpuHolder,
   signal: AbortSignal,
 ): Promise<PoolContainer> {
   const { gpu: wanted } = spec.options;
-  const gpu = wanted === undefined ? undefined : await spec.gpus?.take(wanted, isUrgent, signal);
+  const gpu = wanted === undefined ? undefined : await spec.gpus?.take(wanted, holder, signal);
   try {
     return await withOrWithoutIds(spec.folders, spec.options.userns, (userns) =>
       begin({ ...spec, options: { ...spec.options, userns } }, gpu),
@@ -106,7 +112,7 @@ async function begin(spec: ContainerSpec, gpu: HeldGpu | undefined): Promise<Poo
       });
     }
     mkdirSync(places.folder, { recursive: true, mode: 0o700 });
-    record = recordOf(name, environment, idBase);
+    record = { ...recordOf(name, environment, idBase), pool: spec.pool };
     writeRecord(places.record, record, false);
     mkdirSync(places.root, { mode: 0o755 });
     const groups = containerGroups(record.id, options, gpu?.devices);
@@ -234,10 +240,12 @@ class Launcher {
 }
 
 interface Waiting {
+  /** A program of the task may have run. */
+  begun: boolean;
   readonly steps: StepReport[];
   notRun: ReturnType<typeof readNotRun> | undefined;
   readonly files: Map<string, Buffer[]>;
-  resolve(result: RawResult): void;
+  resolve(result: RawResult | NotBegun): void;
   reject(error: Error): void;
 }
 
@@ -280,6 +288,16 @@ export class PoolContainer {
     );
   }
 
+  /** Whether calls of another pool should have its graphics processor. */
+  get isGpuWanted(): boolean {
+    return this.gpu?.isWanted() === true;
+  }
+
+  /** A call has it, or is about to. */
+  setInUse(inUse: boolean): void {
+    this.gpu?.setInUse(inUse);
+  }
+
   get isLost(): boolean {
     return this.problem !== undefined;
   }
@@ -289,16 +307,14 @@ export class PoolContainer {
     return this.next.promise;
   }
 
-  /** Once at a time, when it is ready. @throws RUNTIME_FNCALL_CONTAINER: nobody knows what became of it */
-  run(order: TaskOrder, files: readonly TaskFile[]): Promise<RawResult> {
+  /** Once at a time, when it is ready. @throws RUNTIME_FNCALL_CONTAINER: it has begun, and nobody knows what became of it */
+  run(order: TaskOrder, files: readonly TaskFile[]): Promise<RawResult | NotBegun> {
     // `next` stays as it is then: no other one will come.
-    if (this.problem !== undefined) {
-      return Promise.reject(fail('RUNTIME_FNCALL_CONTAINER', { reason: this.problem }));
-    }
+    if (this.problem !== undefined) return Promise.resolve({ notBegun: this.problem });
     this.tasks++;
     this.next = settled();
     return new Promise((resolve, reject) => {
-      this.waiting = { steps: [], notRun: undefined, files: new Map(), resolve, reject };
+      this.waiting = { begun: false, steps: [], notRun: undefined, files: new Map(), resolve, reject };
       const parts: Buffer[] = [];
       for (const { path, mode, content } of files) {
         for (const payload of filePayloads(path, mode ?? 0o644, content))
@@ -311,6 +327,7 @@ export class PoolContainer {
 
   /** Ends it, whatever it does, and takes everything of it away. */
   close(): Promise<void> {
+    this.gpu?.leave();
     this.closing ??= (async () => {
       await this.launcher.close();
       this.lost('it was given up');
@@ -327,6 +344,9 @@ export class PoolContainer {
         return;
       case TASK_FRAME.ready:
         this.next.resolve();
+        return;
+      case TASK_FRAME.begun:
+        if (waiting !== undefined) waiting.begun = true;
         return;
       case TASK_FRAME.stepDone:
         waiting?.steps.push(readStep(payload));
@@ -361,6 +381,7 @@ export class PoolContainer {
         this.lost(readFailure(payload));
         return;
       default:
+        if (waiting !== undefined) waiting.begun = true;
         throw fail('RUNTIME_AGENT_PROTOCOL', { problem: `a frame of type ${kind}` });
     }
   }
@@ -369,7 +390,10 @@ export class PoolContainer {
     const isNew = this.problem === undefined;
     this.problem ??= reason;
     const error = fail('RUNTIME_FNCALL_CONTAINER', { reason: this.problem });
-    this.waiting?.reject(error);
+    // What it said before its end has been read, unless we ended it: a socket keeps it, and whoever cannot write to one has not given it the task whole.
+    const isProven = this.closing === undefined && this.waiting?.begun === false;
+    if (isProven) this.waiting?.resolve({ notBegun: this.problem });
+    else this.waiting?.reject(error);
     this.waiting = undefined;
     this.next.reject(error);
     // It may have been ready before.

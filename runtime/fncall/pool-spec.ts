@@ -56,6 +56,8 @@ export interface ContainerSpec {
   readonly folders: RuntimeFolders;
   readonly agent: AgentBinary;
   readonly gpus?: NodeGpus;
+  /** Whose container it is to be: on record with it. */
+  readonly pool?: string;
 }
 
 export interface PoolSettings {

@@ -125,6 +125,15 @@ export class Pool {
     return one !== undefined;
   }
 
+  /** Gives up those that nobody uses and whose graphics processor calls of another pool wait for. */
+  yieldGpus(): void {
+    for (const one of [...this.ready]) {
+      if (!one.container.isGpuWanted) continue;
+      this.ready.splice(this.ready.indexOf(one), 1);
+      this.giveUp(one.container);
+    }
+  }
+
   /** Until the floor is there; for tests and whoever wants to begin warm. */
   async warm(): Promise<void> {
     while (!this.closed && this.ready.length + this.busy.size + this.cleaning.size < this.settings.floor) {
@@ -161,6 +170,7 @@ export class Pool {
     if (found !== undefined) {
       // At once: who calls in the same moment must not count it as room.
       this.busy.add(found.container);
+      found.container.setInUse(true);
       return found.container;
     }
     const { queue, queueMs } = this.settings;
@@ -245,19 +255,19 @@ export class Pool {
       return;
     }
     container.onLost = () => this.lostReady(container);
+    container.setInUse(this.queue.length > 0);
+    if (container.isGpuWanted) {
+      this.giveUp(container);
+      return;
+    }
     const next = this.queue.shift();
     if (next !== undefined) next.give(container);
-    else if (this.draining || this.isWantedElsewhere) this.giveUp(container);
+    else if (this.draining) this.giveUp(container);
     else {
       this.ready.push({ container, since: Date.now() });
       // Another pool may have waited for its place.
       this.share?.freed();
     }
-  }
-
-  /** Calls of another pool wait for what its containers have. */
-  private get isWantedElsewhere(): boolean {
-    return this.spec.options.gpu !== undefined && this.spec.gpus?.isWanted === true;
   }
 
   /** While somebody has it, that one tells. */
@@ -299,7 +309,7 @@ export class Pool {
   }
 
   private start(): void {
-    const start = startContainer(this.spec, () => this.queue.length > 0, this.stop.signal)
+    const start = startContainer(this.spec, { owner: this, isUrgent: () => this.queue.length > 0 }, this.stop.signal)
       .then(
         (container) => {
           this.problem = undefined;

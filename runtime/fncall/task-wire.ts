@@ -15,6 +15,7 @@ export const TASK_FRAME = {
   end: 194,
   cleaned: 195,
   failed: 196,
+  begun: 197,
 } as const;
 
 /** One value in one file of the task's control group, in the hierarchy of that number. */

@@ -1,10 +1,10 @@
 """The interpreter that stays in a container of a FnCall pool; runtime/agent/src/task/zygote.rs is its other end.
 
-It imports what it is told to, and is forked for each task. A fork enters the task's namespaces, waits until it is in the task's control group, gives up
-its rights, and becomes `python FILE ARGUMENT...`, as far as a program can tell. This process itself never runs anything of a task; it tells how the fork
-ended, whose parent it is.
+It imports what it is told to, does some times what every script does, so that what the interpreter learns from that is there for all forks, and is forked
+for each task. A fork enters the task's namespaces, waits until it is in the task's control group, gives up its rights, and becomes `python FILE ARGUMENT...`,
+as far as a program can tell. This process itself never runs anything of a task; it tells how the fork ended, whose parent it is.
 """
-import atexit, ctypes, gc, importlib, io, json, os, random, resource, socket, struct, sys, time, types
+import atexit, base64, ctypes, gc, importlib, io, json, os, random, resource, socket, struct, sys, time, types
 
 NEWPID = 0x20000000
 
@@ -54,20 +54,29 @@ class Program(ctypes.Structure):
     _fields_ = [('len', ctypes.c_ushort), ('filter', ctypes.c_char_p)]
 
 
+def take_filter(rules):
+    check(LIBC.prctl(22, 2, ctypes.byref(Program(len(rules) // 8, rules)), 0, 0))
+
+
 def stay():
     """Returns in a fork, with the end of its socket and what it needs."""
     with open(4, 'rb') as file:
         file.seek(0)
         setup = file.read()
-    uid, gid, length = struct.unpack_from('<III', setup)
-    rules = setup[12:12 + length]
-    config = json.loads(setup[12 + length:])
+    uid, gid = struct.unpack_from('<II', setup)
+    config = json.loads(setup[8:])
+    rules = {name: base64.b64decode(text) for name, text in config['filters'].items()}
     for name in config['imports']:
         importlib.import_module(name)
     refuse_shared()
     libc = LIBC
     control = socket.socket(fileno=3)
     own = os.open('/proc/self/ns/pid', os.O_RDONLY)
+    make_streams()
+    for _ in range(REHEARSALS):
+        rehearse()
+    check(libc.prctl(38, 1, 0, 0, 0))  # no_new_privs
+    take_filter(rules['whole but setns'])
     gc.collect()
     gc.freeze()
     control.send(b'r')
@@ -93,16 +102,15 @@ def stay():
     channel = socket.socket(fileno=3)
     channel.send(b'p' + struct.pack('<i', os.getpid()))
     whole(channel, 1)
-    with open('/proc/self/oom_score_adj', 'w') as file:
-        file.write('500')
+    score = os.open('/proc/self/oom_score_adj', os.O_WRONLY)
+    os.write(score, b'500')
+    os.close(score)
     os.setsid()
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
-    check(libc.prctl(38, 1, 0, 0, 0))  # no_new_privs
-    check(libc.prctl(22, 2, ctypes.byref(Program(len(rules) // 8, rules)), 0, 0))  # before anybody may look into it
+    take_filter(rules['setns'])  # before anybody may look into it
     check(libc.prctl(4, 1, 0, 0, 0))  # its own /proc/self belongs to it
-    rehearse()
     channel.send(b'd')
     return channel
 
@@ -133,21 +141,35 @@ def become(channel):
         resource.setrlimit(which, (known(min(soft, hard)), known(hard)))
     os.chdir(cwd)
     os.umask(0o022)
+    zone = os.environ.get('TZ')
     os.environ.clear()
     for entry in env:
         name, _, value = entry.partition('=')
         os.environ[name] = value
-    time.tzset()
+    if os.environ.get('TZ') != zone:
+        time.tzset()
     sys.argv = args
     sys.path[0] = os.path.dirname(os.path.abspath(args[0]))
-    random.seed()
+    # `random` does so itself, at each fork.
     for name in ('numpy.random', 'torch'):
         if name in sys.modules:
             sys.modules[name].seed()
-    sys.stdin = sys.__stdin__ = stream(0, 'r')
-    sys.stdout = sys.__stdout__ = stream(1, 'w', write_through='PYTHONUNBUFFERED' in os.environ)
-    sys.stderr = sys.__stderr__ = stream(2, 'w', errors='backslashreplace', line_buffering=True)
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = STREAMS
+    if 'PYTHONUNBUFFERED' in os.environ:
+        sys.stdout.reconfigure(write_through=True)
     return args[0]
+
+
+def make_streams():
+    """Those of tasks, over descriptors that are pipes as theirs will be: each fork puts its own in their place before it runs anything."""
+    global STREAMS
+    ends = os.pipe()
+    for number, end in enumerate(ends):
+        os.dup2(end, number)
+        os.close(end)
+    # As the locale has it, which is the task's.
+    errors = sys.stdout.errors
+    STREAMS = stream(0, 'r', errors=errors), stream(1, 'w', errors=errors), stream(2, 'w', errors='backslashreplace', line_buffering=True)
 
 
 def stream(fd, mode, **more):
@@ -155,20 +177,20 @@ def stream(fd, mode, **more):
 
 
 def rehearse():
-    """What every script's start and end touch is copied for this process while nobody waits for it. Leaves nothing that a script could find."""
+    """What every script's start and end do. Leaves nothing that a script could find."""
     nothing = os.open('/dev/null', os.O_RDWR)
-    given, told, errors = stream(nothing, 'r'), stream(nothing, 'w'), stream(nothing, 'w', errors='backslashreplace', line_buffering=True)
+    given, told = stream(nothing, 'r'), stream(nothing, 'w')
     module = types.ModuleType('__main__')
     module.__builtins__ = __builtins__
     module.__dict__.update(given=given, told=told)
     exec(compile(REHEARSAL, 'rehearsal', 'exec', dont_inherit=True), module.__dict__)
-    errors.flush()
     module.__dict__.clear()
-    random.seed()
     gc.collect()
     os.close(nothing)
 
 
+# The interpreter makes code its own that has run some times.
+REHEARSALS = 20
 REHEARSAL = '''
 import os, sys
 class Some:

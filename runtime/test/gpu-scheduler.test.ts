@@ -10,7 +10,7 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)
   MIG 1g.10gb     Device  0: (UUID: MIG-33333333-aaaa-bbbb-cccc-000000000000)
   MIG 3g.40gb     Device  1: (UUID: MIG-44444444-aaaa-bbbb-cccc-000000000000)
 `;
-const MEMORY = '0, 81559\n1, 81559\n';
+const MEMORY = '0, 81559, Disabled\n1, 81559, Enabled\n';
 const folder = mkdtempSync(join(tmpdir(), 'dsec-gpu-'));
 afterAll(() => rmSync(folder, { recursive: true }));
 
@@ -40,6 +40,19 @@ describe('graphics processors', () => {
     expect(parseGpus('', '')).toEqual([]);
   });
 
+  it('knows a divided card that has no instances yet, which is none to be had whole', () => {
+    const list = `${CARDS}GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-55555555-aaaa-bbbb-cccc-000000000000)
+GPU 3: Tesla T4 (UUID: GPU-66666666-aaaa-bbbb-cccc-000000000000)
+`;
+    const cards = `${MEMORY}2, 40960, Enabled\n3, 15360, [N/A]\n`;
+    expect(parseGpus(list, cards).map(({ uuid, memoryMib }) => [uuid.slice(0, 6), memoryMib])).toEqual([
+      ['GPU-11', 81559],
+      ['MIG-33', 10240],
+      ['MIG-44', 40960],
+      ['GPU-66', 15360],
+    ]);
+  });
+
   it('gives an instance to one task, shares where that was asked, and never both', async () => {
     const scheduler = new GpuScheduler({ gpus: parseGpus(CARDS, MEMORY), perGpu: 2 });
     const small = await scheduler.take({ mode: 'exclusive' });
@@ -52,14 +65,14 @@ describe('graphics processors', () => {
       got = true;
       return lease;
     });
-    // What came later does not overtake it, though there would be room.
+    // What came later does not take what is meant for it, but another one where there is room.
     let later = false;
     const fourth = scheduler.take({ mode: 'shared' }).then((lease) => {
       later = true;
       return lease;
     });
     await new Promise((resolve) => setImmediate(resolve));
-    expect([got, later]).toEqual([false, false]);
+    expect([got, later]).toEqual([false, true]);
     small.release();
     small.release();
     expect((await alone).gpu.uuid).toBe(small.gpu.uuid);

@@ -1,7 +1,12 @@
 /**
  * Which container of a pool has which graphics processor. `exclusive`: a card or an instance of one belongs to one of them. `shared`: as many
- * as `perGpu` have it together; one that is had exclusively is shared with nobody, and the other way round. Those that wait are served in the
- * order that they came, so that many small ones do not keep out one that wants a card for itself.
+ * as `perGpu` have it together; one that is had exclusively is shared with nobody, and the other way round.
+ *
+ * - Who waits is looked at in this order: those that calls wait for before those that are made ahead of calls; whose pool has the fewest; who came first.
+ * - For each one is meant, of those that it could have: a free one, or the one that will be free soonest as far as can be told. Who comes later may have any
+ *   other one. So many small ones do not keep out one that wants a card for itself, and that one keeps nobody from what it cannot use itself.
+ * - Whoever holds one asks whether it is wanted (`GpuLease.isWanted`). One that is not in use is when a call of another pool waits for it. One
+ *   in use is at the end of its turn, when the other pool has none, or is at least two behind: one pool's calls without end do not keep out another's.
  */
 import { fail } from '../../errors.ts';
 import type { Gpu } from './nvidia-smi.ts';
@@ -15,10 +20,24 @@ export interface GpuRequest {
   readonly memoryMib?: number;
 }
 
+/** Who asks. */
+export interface GpuHolder {
+  /** Containers of one pool have one. */
+  readonly owner: object;
+  /** Whether a call waits for it now. */
+  isUrgent(): boolean;
+}
+
 export interface GpuLease {
   readonly gpu: Gpu;
   /** What programs in it see. */
   readonly env: Readonly<Record<string, string>>;
+  /** Whether it does something for a call; at first it does. */
+  setInUse(inUse: boolean): void;
+  /** Whether it should be given back, for another pool. Not again once `leave` was called. */
+  isWanted(): boolean;
+  /** It is about to be given back. */
+  leave(): void;
   release(): void;
 }
 
@@ -27,20 +46,38 @@ export interface GpuSchedulerOptions {
   readonly perGpu?: number;
   readonly waiting?: number;
   readonly waitMs?: number;
+  /** So long one that is in use is not wanted. */
+  readonly turnMs?: number;
+  /** Milliseconds, from anywhere. */
+  readonly now?: () => number;
 }
 
-interface Waiting {
+interface Waiting extends GpuHolder {
   readonly request: GpuRequest;
   give(lease: GpuLease): void;
+}
+
+interface Holding {
+  readonly owner: object;
+  readonly since: number;
+  inUse: boolean;
+  leaving: boolean;
 }
 
 interface Use {
   readonly gpu: Gpu;
   mode: GpuMode | undefined;
-  tasks: number;
+  readonly holdings: Set<Holding>;
 }
 
-const DEFAULTS = { perGpu: 4, waiting: 256, waitMs: 60_000 };
+/** Which one somebody who waits is to have. */
+interface Meant {
+  readonly waiting: Waiting;
+  readonly use: Use;
+  readonly isFree: boolean;
+}
+
+const DEFAULTS = { perGpu: 4, waiting: 256, waitMs: 60_000, turnMs: 5_000, now: () => performance.now() };
 
 export class GpuScheduler {
   private readonly options: Required<GpuSchedulerOptions>;
@@ -51,19 +88,19 @@ export class GpuScheduler {
 
   constructor(options: GpuSchedulerOptions) {
     this.options = { ...DEFAULTS, ...options };
-    this.uses = options.gpus.map((gpu) => ({ gpu, mode: undefined, tasks: 0 }));
+    this.uses = options.gpus.map(unused);
   }
 
   get state(): readonly { readonly gpu: Gpu; readonly mode: GpuMode | undefined; readonly tasks: number }[] {
-    return this.uses.map((use) => ({ ...use }));
+    return this.uses.map(({ gpu, mode, holdings }) => ({ gpu, mode, tasks: holdings.size }));
   }
 
   /** Cards and instances came or went. What a task has it keeps until its end. */
   update(gpus: readonly Gpu[]): void {
     const known = [...this.away, ...this.uses];
     const before = new Map(known.map((use) => [use.gpu.uuid, use]));
-    this.uses = gpus.map((gpu) => before.get(gpu.uuid) ?? { gpu, mode: undefined, tasks: 0 });
-    this.away = known.filter((use) => use.tasks > 0 && !this.uses.includes(use));
+    this.uses = gpus.map((gpu) => before.get(gpu.uuid) ?? unused(gpu));
+    this.away = known.filter((use) => use.holdings.size > 0 && !this.uses.includes(use));
     this.serve();
   }
 
@@ -83,7 +120,11 @@ export class GpuScheduler {
   }
 
   /** @throws RUNTIME_GPU_NONE, RUNTIME_FNCALL_BUSY, the signal's reason */
-  take(request: GpuRequest, signal?: AbortSignal): Promise<GpuLease> {
+  take(
+    request: GpuRequest,
+    signal?: AbortSignal,
+    { owner, isUrgent }: GpuHolder = { owner: {}, isUrgent: () => true },
+  ): Promise<GpuLease> {
     try {
       this.refuseImpossible(request);
     } catch (error) {
@@ -109,6 +150,8 @@ export class GpuScheduler {
       const timer = setTimeout(() => refuse(busy(`no GPU was free for ${waitMs} ms`)), waitMs);
       const one: Waiting = {
         request,
+        owner,
+        isUrgent,
         give(lease) {
           leave();
           resolve(lease);
@@ -121,41 +164,107 @@ export class GpuScheduler {
     });
   }
 
-  private serve(): void {
-    for (let next = this.queue[0]; next !== undefined; next = this.queue[0]) {
-      const use = this.best(next.request);
-      if (use === undefined) return;
-      next.give(this.lease(use, next.request.mode));
+  /** Whoever waits and can have one now gets it: also when only what is urgent has changed. */
+  serve(): void {
+    for (;;) {
+      const next = this.plan().find(({ isFree }) => isFree);
+      if (next === undefined) return;
+      next.waiting.give(this.lease(next.use, next.waiting));
     }
   }
 
-  /** The smallest that will do; shared ones fill up one before the next is begun. */
-  private best({ mode, ...request }: GpuRequest): Use | undefined {
-    const { perGpu } = this.options;
-    const free = this.uses.filter(
-      ({ gpu, mode: held, tasks }) =>
-        fits(gpu, { mode, ...request }) && (tasks === 0 || (mode === 'shared' && held === 'shared' && tasks < perGpu)),
-    );
-    const rank = ({ gpu, tasks }: Use) => [mode === 'shared' && tasks > 0 ? 0 : 1, gpu.memoryMib ?? 0];
-    return free.sort((a, b) => rank(a)[0]! - rank(b)[0]! || rank(a)[1]! - rank(b)[1]!)[0];
+  /** Of those that wait, in their order. Who is missing has to wait for what is meant for others. */
+  private plan(): Meant[] {
+    const plan: Meant[] = [];
+    for (const waiting of this.inOrder()) {
+      const { request } = waiting;
+      const possible = this.uses.flatMap((use): Meant[] => {
+        const others = plan.filter((one) => one.use === use);
+        const together = [waiting, ...others.map((one) => one.waiting)].every((one) => one.request.mode === 'shared');
+        const hasRoom = others.length === 0 || (together && others.length < this.options.perGpu);
+        if (!hasRoom || !fits(use.gpu, request)) return [];
+        return [{ waiting, use, isFree: others.length === 0 && this.isFree(use, request.mode) }];
+      });
+      const best = possible.sort((a, b) => compare(rankOf(a), rankOf(b)))[0];
+      if (best !== undefined) plan.push(best);
+    }
+    return plan;
   }
 
-  private lease(use: Use, mode: GpuMode): GpuLease {
-    use.mode = mode;
-    use.tasks++;
-    let held = true;
+  private inOrder(): Waiting[] {
+    const ranked = this.queue.map((waiting) => ({
+      waiting,
+      rank: [waiting.isUrgent() ? 0 : 1, this.heldBy(waiting.owner)],
+    }));
+    return ranked.sort((a, b) => compare(a.rank, b.rank)).map(({ waiting }) => waiting);
+  }
+
+  private heldBy(owner: object): number {
+    const held = [...this.uses, ...this.away].map(({ holdings }) => [...holdings].filter((one) => one.owner === owner));
+    return held.flat().length;
+  }
+
+  private isFree({ mode: held, holdings }: Use, mode: GpuMode): boolean {
+    if (holdings.size === 0) return true;
+    return mode === 'shared' && held === 'shared' && holdings.size < this.options.perGpu;
+  }
+
+  private lease(use: Use, { owner, request }: Waiting): GpuLease {
+    const holding: Holding = { owner, since: this.options.now(), inUse: true, leaving: false };
+    use.mode = request.mode;
+    use.holdings.add(holding);
     return {
       gpu: use.gpu,
       env: { CUDA_VISIBLE_DEVICES: use.gpu.uuid, NVIDIA_VISIBLE_DEVICES: use.gpu.uuid },
+      setInUse: (inUse) => {
+        holding.inUse = inUse;
+      },
+      isWanted: () => this.isWanted(use, holding),
+      leave: () => {
+        holding.leaving = true;
+      },
       release: () => {
-        if (!held) return;
-        held = false;
-        use.tasks--;
-        if (use.tasks === 0) use.mode = undefined;
+        if (!use.holdings.delete(holding)) return;
+        if (use.holdings.size === 0) use.mode = undefined;
         this.serve();
       },
     };
   }
+
+  private isWanted(use: Use, holding: Holding): boolean {
+    if (holding.leaving) return false;
+    const meant = this.plan().filter((one) => one.use === use && !one.isFree);
+    const others = meant.map(({ waiting }) => waiting).filter((one) => one.owner !== holding.owner && one.isUrgent());
+    const alone = use.mode === 'exclusive' || others.some(({ request }) => request.mode === 'exclusive');
+    const leaving = [...use.holdings].filter((one) => one.leaving).length;
+    // One place for each that shares it, all of them for one that has it alone.
+    if (others.length === 0 || (!alone && leaving >= others.length)) return false;
+    if (!holding.inUse) return true;
+    const own = this.heldBy(holding.owner);
+    const isBehind = others.some(({ owner }) => this.heldBy(owner) === 0 || this.heldBy(owner) + 2 <= own);
+    return isBehind && this.options.now() - holding.since >= this.options.turnMs;
+  }
+}
+
+function unused(gpu: Gpu): Use {
+  return { gpu, mode: undefined, holdings: new Set() };
+}
+
+/**
+ * The lowest first. Of free ones: one that is shared already, so that they fill up one before the next is begun, then the smallest that will do. Of others: the
+ * one with the fewest holders that use it, then that stay at all, not of the own pool, then the smallest.
+ */
+function rankOf({ waiting, use, isFree }: Meant): number[] {
+  const holdings = [...use.holdings];
+  const staying = holdings.filter(({ leaving }) => !leaving);
+  const using = staying.filter(({ inUse }) => inUse).length;
+  const own = staying.filter(({ owner }) => owner === waiting.owner).length;
+  const memory = use.gpu.memoryMib ?? 0;
+  return isFree ? [0, holdings.length > 0 ? 0 : 1, memory] : [1, using, staying.length, own, memory];
+}
+
+function compare(a: readonly number[], b: readonly number[]): number {
+  return a.map((value, i) => value - b[i]!).find((difference) => difference !== 0) ?? 0;
 }
 
 function fits({ profile, memoryMib }: Gpu, request: GpuRequest): boolean {

@@ -6,7 +6,7 @@
 import type { DeviceNode } from '../../backend/device-rules.ts';
 import { fail } from '../../errors.ts';
 import { driverLibraries, type GpuLibrary, gpuDevices } from './gpu-devices.ts';
-import { type GpuLease, type GpuRequest, GpuScheduler } from './gpu-scheduler.ts';
+import { type GpuHolder, type GpuLease, type GpuRequest, GpuScheduler } from './gpu-scheduler.ts';
 import { type Gpu, listGpus } from './nvidia-smi.ts';
 
 /** What of this machine is asked; tests put something else in its place. */
@@ -27,20 +27,15 @@ export interface HeldGpu extends GpuLease {
   readonly libraries: readonly GpuLibrary[];
 }
 
-interface Wanting {
-  isUrgent(): boolean;
-}
-
 /** nvidia-smi takes up to seconds: it is asked for a container only when that long has passed. */
 const LIST_MS = 30_000;
 
 export class NodeGpus {
   private readonly source: GpuSource;
   private readonly scheduler = new GpuScheduler({ gpus: [] });
-  private readonly waiting = new Set<Wanting>();
   private listedAt = Number.NEGATIVE_INFINITY;
   private listing: Promise<void> | undefined;
-  /** Asks whoever has a container that nobody uses to give one up. */
+  /** Asks whoever has containers that nobody uses to give up those whose card is wanted. */
   spare: () => void = () => {};
 
   constructor(source: GpuSource = MACHINE_GPUS) {
@@ -51,31 +46,19 @@ export class NodeGpus {
     return this.scheduler.state;
   }
 
-  /** Calls wait for one. */
-  get isWanted(): boolean {
-    return [...this.waiting].some((one) => one.isUrgent());
-  }
-
   /** @throws RUNTIME_GPU, RUNTIME_GPU_NONE */
   async check(request: GpuRequest): Promise<void> {
     await this.list(true);
     this.scheduler.refuseImpossible(request);
   }
 
-  /** `isUrgent`: whether somebody waits for it now. @throws RUNTIME_GPU, RUNTIME_GPU_NONE, RUNTIME_FNCALL_BUSY, the signal's reason */
-  async take(request: GpuRequest, isUrgent: () => boolean, signal?: AbortSignal): Promise<HeldGpu> {
+  /** @throws RUNTIME_GPU, RUNTIME_GPU_NONE, RUNTIME_FNCALL_BUSY, the signal's reason */
+  async take(request: GpuRequest, holder: GpuHolder, signal?: AbortSignal): Promise<HeldGpu> {
     await this.list(false);
     signal?.throwIfAborted();
-    const wanting = { isUrgent };
-    this.waiting.add(wanting);
-    let lease: GpuLease;
-    try {
-      const taken = this.scheduler.take(request, signal);
-      this.makeRoom();
-      lease = await taken;
-    } finally {
-      this.waiting.delete(wanting);
-    }
+    const taken = this.scheduler.take(request, signal, holder);
+    this.makeRoom();
+    const lease = await taken;
     try {
       return { ...lease, devices: this.source.devices(lease.gpu), libraries: this.source.libraries() };
     } catch (error) {
@@ -84,8 +67,11 @@ export class NodeGpus {
     }
   }
 
+  /** A call waits, maybe for one of these. */
   makeRoom(): void {
-    if (this.scheduler.isWaitedFor && this.isWanted) this.spare();
+    if (!this.scheduler.isWaitedFor) return;
+    this.scheduler.serve();
+    this.spare();
   }
 
   private async list(again: boolean): Promise<void> {

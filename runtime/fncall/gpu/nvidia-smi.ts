@@ -30,24 +30,27 @@ export async function listGpus(program = 'nvidia-smi'): Promise<Gpu[]> {
   const ask = async (...args: string[]) => (await run(program, args, { timeout: PATIENCE_MS })).stdout;
   try {
     const list = await ask('-L');
-    const memory = await ask('--query-gpu=index,memory.total', '--format=csv,noheader,nounits');
+    const cards = await ask('--query-gpu=index,memory.total,mig.mode.current', '--format=csv,noheader,nounits');
     // Long, and only of use where a card is divided.
-    return parseGpus(list, memory, /^\s+MIG /m.test(list) ? await ask('-q', '-x') : '');
+    return parseGpus(list, cards, /^\s+MIG /m.test(list) ? await ask('-q', '-x') : '');
   } catch (error) {
     if (systemCode(error) === 'ENOENT') return [];
     throw fail('RUNTIME_GPU', { reason: messageOf(error).trim() }, error);
   }
 }
 
-/** @throws RUNTIME_GPU */
-export function parseGpus(list: string, memory: string, details = ''): Gpu[] {
+/**
+ * What `nvidia-smi -L` says, with a line `INDEX, MIB, MODE` for each card, and of instances what `-q -x` says. A card whose mode is Enabled is divided, and
+ * none as a whole, also while it has no instances.
+ * @throws RUNTIME_GPU
+ */
+export function parseGpus(list: string, cards: string, details = ''): Gpu[] {
   const instances = parseInstances(details);
-  const totals = new Map(
-    memory.split('\n').flatMap((line) => {
-      const [index, mib] = line.split(',').map((part) => part.trim());
-      return index !== undefined && /^\d+$/.test(index)
-        ? [[Number(index), /^\d+$/.test(mib ?? '') ? Number(mib) : undefined]]
-        : [];
+  const known = new Map(
+    cards.split('\n').flatMap((line) => {
+      const [index = '', mib = '', mode] = line.split(',').map((part) => part.trim());
+      const memoryMib = /^\d+$/.test(mib) ? Number(mib) : undefined;
+      return /^\d+$/.test(index) ? [[Number(index), { memoryMib, isDivided: mode === 'Enabled' }] as const] : [];
     }),
   );
   const found: Gpu[] = [];
@@ -63,9 +66,9 @@ export function parseGpus(list: string, memory: string, details = ''): Gpu[] {
       close();
       const index = Number(whole[1]);
       const [, , name, uuid] = whole as unknown as [string, string, string, string];
-      const memoryMib = totals.get(index);
+      const { memoryMib, isDivided = false } = known.get(index) ?? {};
       card = { uuid, name, index, profile: undefined, memoryMib };
-      divided = false;
+      divided = isDivided;
     } else if (part !== null && card !== undefined) {
       divided = true;
       const gigabytes = /\.(\d+)gb/.exec(part[1]!)?.[1];
