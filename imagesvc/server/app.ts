@@ -16,6 +16,7 @@ import type { NodeFolders } from '../mount/node-folders.ts';
 import type { BlobStore } from '../store/blob-store.ts';
 import { AllowedPaths } from './allowed-paths.ts';
 import type { App, Shared } from './app-types.ts';
+import { compileOnFirstUse } from './compile-on-first-use.ts';
 import { dsecErrorOf, errorAnswer } from './error-answer.ts';
 import { JobQueue, type JobRunner } from './jobs/job-queue.ts';
 import { JobStore } from './jobs/job-store.ts';
@@ -112,6 +113,7 @@ export async function createImageService(options: ImageServiceOptions): Promise<
     exposeHeadRoutes: false,
     genReqId: () => randomUUID(),
     requestIdHeader: false,
+    schemaController: compileOnFirstUse(),
     ajv: { customOptions: { removeAdditional: false, coerceTypes: true, allErrors: false } },
   });
 

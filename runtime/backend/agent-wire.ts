@@ -70,6 +70,7 @@ export const AGENT_FRAME = {
   take: 64,
   close: 65,
   watch: 66,
+  lifetime: 67,
   hello: 150,
   runs: 151,
   refused: 152,

@@ -12,6 +12,7 @@
 
 import type { Readable, Writable } from 'node:stream';
 import type { SandboxLimits } from '../sandbox-api/limits.ts';
+import type { ServiceClass } from '../sandbox-api/sandbox.ts';
 import type { DeviceNode } from './device-rules.ts';
 
 export interface BackendCapabilities {
@@ -57,6 +58,7 @@ export interface LaunchSpec {
   readonly process: ProcessSpec;
   /** `agent`: it stays, and what commands may do to its first process is little. */
   readonly firstProcess?: 'command' | 'agent';
+  readonly serviceClass?: ServiceClass;
   /** `inherit`: those of this process. `pipe`: streams of the running sandbox. */
   readonly stdio: 'inherit' | 'pipe';
 }

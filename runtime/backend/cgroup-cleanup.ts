@@ -7,7 +7,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { bytesOf, systemCode } from '#base';
 import type { MountRow } from '#linux';
 import { cgroupRows } from './cgroup-hierarchies.ts';
-import { CGROUP_PARENT } from './oci-spec.ts';
+import { groupFolder, isGroupLine } from './sandbox-group.ts';
 
 /** Folders of the sandbox's groups that exist, one a hierarchy; first the one that counts memory. */
 export function cgroupsOf(id: string): string[] {
@@ -16,7 +16,7 @@ export function cgroupsOf(id: string): string[] {
 
 function placesOf(id: string): string[] {
   const { counting, others } = cgroupPlaces();
-  return [...counting, ...others].map((place) => `${place}/${id}`);
+  return [...counting, ...others].map((root) => groupFolder(root, id));
 }
 
 interface CgroupPlaces {
@@ -29,9 +29,9 @@ let places: CgroupPlaces | undefined;
 function cgroupPlaces(): CgroupPlaces {
   const rows = cgroupRows();
   if (places?.rows === rows) return places;
-  const place = (row: MountRow) => `${bytesOf(row.mountPoint).toString()}/${CGROUP_PARENT}`;
+  const root = (row: MountRow) => bytesOf(row.mountPoint).toString();
   const counts = ({ type, superOptions }: MountRow) => type === 'cgroup' && superOptions.split(',').includes('memory');
-  places = { rows, counting: rows.filter(counts).map(place), others: rows.filter((row) => !counts(row)).map(place) };
+  places = { rows, counting: rows.filter(counts).map(root), others: rows.filter((row) => !counts(row)).map(root) };
   return places;
 }
 
@@ -39,7 +39,7 @@ function cgroupPlaces(): CgroupPlaces {
 export function isInCgroups(id: string, pid: number): boolean {
   try {
     const lines = readFileSync(`/proc/${pid}/cgroup`, 'latin1').split('\n');
-    return lines.some((line) => `${line}/`.includes(`/${CGROUP_PARENT}/${id}/`));
+    return lines.some((line) => isGroupLine(line, id));
   } catch {
     return false;
   }

@@ -12,8 +12,8 @@ import { isDsecError, messageOf, systemCode } from '#base';
 import { fail } from '../errors.ts';
 import type { SandboxLimits } from '../sandbox-api/limits.ts';
 import { CONTROLLERS, type Controller, limitedControllers, V1_NAMES } from './limit-writes.ts';
-import { CGROUP_PARENT } from './oci-spec.ts';
 import { type Hierarchy, limitWritesIn, refuseUnavailable, sandboxHierarchies } from './sandbox-cgroups.ts';
+import { groupFolder } from './sandbox-group.ts';
 
 export const COMMANDS_GROUP = 'commands';
 
@@ -27,7 +27,7 @@ export function makeCommandGroups(
   const limited = limitedControllers(limits);
   const entered: string[] = [];
   for (const hierarchy of hierarchies) {
-    const sandbox = `${hierarchy.root}/${CGROUP_PARENT}/${id}`;
+    const sandbox = groupFolder(hierarchy.root, id);
     const folder = `${sandbox}/${COMMANDS_GROUP}`;
     const here = limited.filter((controller) => hierarchy.controllers.includes(V1_NAMES[controller]));
     if (hierarchy.version === 1 && here.length === 0) continue;
@@ -46,7 +46,7 @@ export function madeCommandGroups(
   hierarchies: readonly Hierarchy[] = sandboxHierarchies(),
 ): string[] | undefined {
   const made = hierarchies
-    .map(({ root, version }) => ({ version, folder: `${root}/${CGROUP_PARENT}/${id}/${COMMANDS_GROUP}` }))
+    .map(({ root, version }) => ({ version, folder: `${groupFolder(root, id)}/${COMMANDS_GROUP}` }))
     .filter(({ folder }) => existsSync(folder));
   if (made.length === 0) return undefined;
   return made.filter(({ version }) => version === 1).map(({ folder }) => folder);
@@ -66,7 +66,7 @@ export async function applyLimits(
   refuseUnavailable(limits, device, hierarchies);
   for (const hierarchy of hierarchies) {
     const here = controllers.filter((controller) => hierarchy.controllers.includes(V1_NAMES[controller]));
-    const sandbox = `${hierarchy.root}/${CGROUP_PARENT}/${id}`;
+    const sandbox = groupFolder(hierarchy.root, id);
     const below = `${sandbox}/${COMMANDS_GROUP}`;
     const folder = existsSync(below) ? below : sandbox;
     for (const controller of here) {

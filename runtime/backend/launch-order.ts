@@ -29,8 +29,8 @@ export function preparation(
   // The mount namespace comes with the order: the root is not mounted yet.
   const types = namespacesOf({ network, idBase }).filter((type) => type !== 'mount');
   out.u64(BigInt(types.reduce((flags, type) => flags | namespaceFlag(type), 0)));
-  out.list(cgroups, ({ folder, isCpuset, writes, deviceProgram, leaf }) => {
-    out.bytes(folder).u8(isCpuset ? 1 : 0);
+  out.list(cgroups, ({ folder, isCpuset, isShared, writes, deviceProgram, leaf }) => {
+    out.bytes(folder).u8((isCpuset ? 1 : 0) | (isShared ? 2 : 0));
     out.list(writes, ([file, value]) => out.bytes(file).bytes(value));
     out.bytes(deviceProgram ?? '').bytes(leaf ?? '');
   });
@@ -61,13 +61,12 @@ export function launchOrder(
       .bytes(mount.destination)
       .u64(BigInt(mountOptions(mount).flags));
   });
-  out.list(
-    oci.mounts.filter(({ type }) => type !== 'bind'),
-    (mount) => {
-      const { flags, data } = mountOptions(mount);
-      out.bytes(mount.destination).bytes(mount.type).bytes(mount.source).u64(BigInt(flags)).bytes(data);
-    },
-  );
+  const mounts = oci.mounts.filter(({ type }) => type !== 'bind');
+  out.list(mounts, (mount) => {
+    const { flags, data } = mountOptions(mount);
+    const [kind, what] = isPartOf(mounts, mount) ? ['folder', modeOf(mount)] : [mount.type, data];
+    out.bytes(mount.destination).bytes(kind).bytes(mount.source).u64(BigInt(flags)).bytes(what);
+  });
   out.list([...DEVICE_NODES, ...(spec.devices ?? [])], ({ path, mode, major, minor }) =>
     out.bytes(path).u32(mode).u32(major).u32(minor),
   );
@@ -118,6 +117,16 @@ const MOUNT_FLAGS: Readonly<Record<string, number>> = {
   // How a bind is made is the launcher's business.
   rbind: 0,
 };
+
+/** A tmpfs below another is a folder of that one, and counts towards its size: a file system less that the kernel keeps for each sandbox. */
+function isPartOf(mounts: readonly OciMount[], { type, destination }: OciMount): boolean {
+  const above = mounts.filter((mount) => destination.startsWith(`${mount.destination}/`));
+  return type === 'tmpfs' && above.some((mount) => mount.type === 'tmpfs');
+}
+
+function modeOf({ options }: OciMount): string {
+  return options.find((option) => option.startsWith('mode='))?.slice('mode='.length) ?? '1777';
+}
 
 function mountOptions({ options }: OciMount): { flags: number; data: string } {
   const known = options.filter((option) => option in MOUNT_FLAGS);

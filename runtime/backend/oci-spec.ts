@@ -9,10 +9,8 @@ import { readFileSync } from 'node:fs';
 import { appArmor } from './apparmor.ts';
 import type { LaunchSpec } from './backend.ts';
 import { idExtents } from './id-ranges.ts';
+import { groupPath } from './sandbox-group.ts';
 import { defaultSeccompProfile, type SeccompProfile } from './seccomp-profile.ts';
-
-/** Below every cgroup hierarchy's root; one group a sandbox. */
-export const CGROUP_PARENT = 'dsec';
 
 const CAPABILITIES = [
   'CAP_AUDIT_WRITE',
@@ -152,7 +150,7 @@ export function ociSpec(spec: LaunchSpec, group = ''): OciSpec {
     linux: {
       namespaces: namespacesOf(spec).map((type) => ({ type })),
       ...(spec.idBase === undefined ? {} : mappings(spec.idBase)),
-      cgroupsPath: `/${CGROUP_PARENT}/${spec.id}${group}`,
+      cgroupsPath: `/${groupPath(spec.id, spec.serviceClass)}${group}`,
       resources: { devices: [{ allow: false, access: 'rwm' }], blockIO: blockIo(spec) },
       seccomp: defaultSeccompProfile(spec.firstProcess),
       maskedPaths: MASKED_PATHS,

@@ -1,6 +1,7 @@
 /**
  * The groups that a sandbox gets: one in each v1 hierarchy, and one in the v2 tree where no v1 hierarchy says which devices may be
- * opened. Where neither can say it nothing runs: root in a sandbox could open the machine's disk.
+ * opened. Where neither can say it nothing runs: root in a sandbox could open the machine's disk. A v1 hierarchy in which nothing is a
+ * sandbox's own (which processors there are, systemd's names) has one for all of them: each group is six KiB of the kernel's memory.
  *
  * Limits are on these groups where one command is run. In a sandbox that stays they are on groups below (command-limits.ts), which its
  * agent is not in.
@@ -10,6 +11,7 @@ import { bytesOf } from '#base';
 import type { MountRow } from '#linux';
 import { fail } from '../errors.ts';
 import type { SandboxLimits } from '../sandbox-api/limits.ts';
+import type { ServiceClass } from '../sandbox-api/sandbox.ts';
 import { cgroupRows } from './cgroup-hierarchies.ts';
 import { type DeviceNode, deviceLines, deviceProgram, rulesWith } from './device-rules.ts';
 import {
@@ -21,11 +23,13 @@ import {
   writesV1,
   writesV2,
 } from './limit-writes.ts';
-import { CGROUP_PARENT } from './oci-spec.ts';
+import { CGROUP_PARENT, groupPath } from './sandbox-group.ts';
 
 export interface SandboxCgroup {
   readonly folder: string;
   readonly isCpuset: boolean;
+  /** One for all sandboxes, which stays. */
+  readonly isShared?: boolean;
   readonly writes: readonly GroupWrite[];
   /** For a v2 group. */
   readonly deviceProgram?: Buffer;
@@ -44,6 +48,7 @@ export interface CgroupOptions {
   readonly devices?: readonly DeviceNode[];
   /** A sandbox that stays: its agent is in the group, without limits. */
   readonly agent?: boolean;
+  readonly serviceClass?: ServiceClass;
 }
 
 /** One mounted hierarchy; `root` is its mount point. */
@@ -78,18 +83,24 @@ export function sandboxHierarchies(rows: readonly MountRow[] = cgroupRows()): Hi
   return [...v1, { root, version: 2, controllers, isCpuset: false }];
 }
 
+/** Of v1: those by which one sandbox is limited, counted, closed off or stopped. */
+const OWN_CONTROLLERS = new Set([...Object.values(V1_NAMES), 'cpuacct', 'devices', 'freezer']);
+
 /** @throws RUNTIME_START_FAILED, RUNTIME_LIMIT_UNAVAILABLE */
 export function sandboxCgroups(
   id: string,
   rows: readonly MountRow[] = cgroupRows(),
-  { limits = {}, device, devices = [], agent = false }: CgroupOptions = {},
+  { limits = {}, device, devices = [], agent = false, serviceClass }: CgroupOptions = {},
 ): SandboxCgroup[] {
   const hierarchies = sandboxHierarchies(rows);
   refuseUnavailable(limits, device, hierarchies);
   const writes = (hierarchy: Hierarchy) => (agent ? [] : limitWritesIn(hierarchy, CONTROLLERS, limits, device));
   return hierarchies.map((hierarchy): SandboxCgroup => {
     const { root, version, controllers, isCpuset } = hierarchy;
-    const folder = `${root}/${CGROUP_PARENT}/${id}`;
+    if (version === 1 && !controllers.some((controller) => OWN_CONTROLLERS.has(controller))) {
+      return { folder: `${root}/${CGROUP_PARENT}`, isCpuset, isShared: true, writes: [] };
+    }
+    const folder = `${root}/${groupPath(id, serviceClass)}`;
     if (version === 2) {
       const leaf = agent ? AGENT_LEAF : undefined;
       return { folder, isCpuset, writes: writes(hierarchy), deviceProgram: deviceProgram(rulesWith(devices)), leaf };

@@ -2,8 +2,8 @@
 import { readFileSync } from 'node:fs';
 import type { SandboxUsage } from '../sandbox-api/usage.ts';
 import { COMMANDS_GROUP } from './command-limits.ts';
-import { CGROUP_PARENT } from './oci-spec.ts';
 import type { Hierarchy } from './sandbox-cgroups.ts';
+import { groupFolder } from './sandbox-group.ts';
 
 type Counted = Omit<SandboxUsage, 'limits' | 'disk'>;
 
@@ -11,7 +11,7 @@ type Counted = Omit<SandboxUsage, 'limits' | 'disk'>;
 export function sandboxUsage(id: string, hierarchies: readonly Hierarchy[]): Counted | undefined {
   const folderWith = (controller: string) => {
     const found = hierarchies.find(({ controllers }) => controllers.includes(controller));
-    return found && { version: found.version, folder: `${found.root}/${CGROUP_PARENT}/${id}` };
+    return found && { version: found.version, folder: groupFolder(found.root, id) };
   };
   const [cpu, account, memory, pids, io] = ['cpu', 'cpuacct', 'memory', 'pids', 'blkio'].map(folderWith);
   const v2 = cpu?.version === 2 || memory?.version === 2;

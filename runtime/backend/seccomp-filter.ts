@@ -4,8 +4,12 @@
  * For each calling convention a binary search over ranges of call numbers: a dozen steps a call where a list has hundreds, and
  * little to look through when the kernel prepares its table of calls that are always allowed. Arguments are compared as what the
  * kernel makes of them for these calls, 32 bits: whatever is in the upper half of the register is nobody's business.
+ *
+ * The kernel keeps a filter three times for each sandbox (as it came, translated, compiled), so it is made small: calls with the same rules share one
+ * piece of the program, rules that look at the same bits of an argument one load, and returns are jumped to.
  */
 
+import { BackwardProgram, type Label } from './backward-program.ts';
 import type { SeccompProfile, SeccompRule } from './seccomp-profile.ts';
 import { type CallConvention, callNumbers } from './syscall-numbers.ts';
 
@@ -26,16 +30,6 @@ const CONVENTIONS: Readonly<Record<string, CallConvention>> = {
   SCMP_ARCH_ARM: 'arm',
 };
 
-type Instruction = readonly [code: number, jumpTrue: number, jumpFalse: number, k: number];
-
-const LOAD = 0x20;
-const AND = 0x54;
-const JUMP = 0x05;
-const JUMP_EQUAL = 0x15;
-const JUMP_GREATER = 0x25;
-const JUMP_GREATER_EQUAL = 0x35;
-const RETURN = 0x06;
-
 const ALLOW = 0x7fff0000;
 const ERRNO = 0x00050000;
 const KILL_PROCESS = 0x80000000;
@@ -48,26 +42,29 @@ const MAX_INSTRUCTIONS = 4096;
 
 /** struct sock_filter, one after the other. */
 export function seccompFilter(profile: SeccompProfile): Buffer {
-  const byAudit = new Map<number, Map<number, readonly Instruction[]>>();
-  const otherwise = [returns(profile.defaultAction, profile.defaultErrnoRet)];
+  const byAudit = new Map<number, Map<number, Decision>>();
+  const otherwise = decisionOf([], profile);
   for (const arch of profile.architectures) {
     const convention = CONVENTIONS[arch];
     if (convention === undefined) throw new TypeError(`seccomp: architecture ${arch}`);
-    const calls = byAudit.get(AUDIT[convention]) ?? new Map<number, readonly Instruction[]>();
+    const calls = byAudit.get(AUDIT[convention]) ?? new Map<number, Decision>();
     byAudit.set(AUDIT[convention], calls);
     for (const [name, rules] of rulesByName(profile)) {
       const number = callNumbers(convention).get(name);
-      if (number !== undefined) calls.set(number, decision(rules, otherwise));
+      if (number !== undefined) calls.set(number, decisionOf(rules, profile));
     }
   }
-  const program: Instruction[] = [[LOAD, 0, 0, DATA_ARCH]];
+  const program = new BackwardProgram();
+  const leaf = leavesIn(program);
+  let unknown = program.returning(KILL_PROCESS);
   for (const [audit, calls] of byAudit) {
-    const search = searchFor(rangesOf(calls, otherwise));
-    program.push([JUMP_EQUAL, 1, 0, audit], [JUMP, 0, 0, search.length + 1], [LOAD, 0, 0, DATA_NUMBER], ...search);
+    program.flowInto(searchFor(program, rangesOf(calls, otherwise), leaf));
+    const search = program.load(DATA_NUMBER);
+    unknown = program.branch('equal', audit, search, unknown);
   }
-  program.push([RETURN, 0, 0, KILL_PROCESS]);
+  program.load(DATA_ARCH);
   if (program.length > MAX_INSTRUCTIONS) throw new RangeError(`seccomp: ${program.length} instructions`);
-  return encode(program);
+  return program.encoded();
 }
 
 function rulesByName(profile: SeccompProfile): Map<string, SeccompRule[]> {
@@ -78,88 +75,156 @@ function rulesByName(profile: SeccompProfile): Map<string, SeccompRule[]> {
   return byName;
 }
 
-function returns(action: SeccompRule['action'], errno: number | undefined): Instruction {
-  return [RETURN, 0, 0, action === 'SCMP_ACT_ALLOW' ? ALLOW : ERRNO | (errno ?? 1)];
+type Test = NonNullable<SeccompRule['args']>[number];
+
+interface Rule {
+  readonly result: number;
+  readonly tests: readonly Test[];
 }
 
-/** The first rule whose arguments all fit decides. */
-function decision(rules: readonly SeccompRule[], otherwise: readonly Instruction[]): readonly Instruction[] {
-  const steps: Instruction[] = [];
-  for (const rule of rules) {
-    const result = returns(rule.action, rule.errnoRet);
-    const tests = rule.args ?? [];
-    if (tests.length === 0) return [...steps, result];
-    let fits: Instruction[] = [result];
-    // From the last one: each jumps over what is behind it when it does not fit.
-    for (const arg of [...tests].reverse()) fits = test(arg, fits.length).concat(fits);
-    steps.push(...fits);
+/** What one call is answered: the first rule whose tests all fit decides, else `otherwise` does. */
+interface Decision {
+  readonly rules: readonly Rule[];
+  readonly otherwise: number;
+  /** Equal for equal ones. */
+  readonly key: string;
+}
+
+function decisionOf(rules: readonly SeccompRule[], { defaultAction, defaultErrnoRet }: SeccompProfile): Decision {
+  const always = rules.findIndex(({ args = [] }) => args.length === 0);
+  const tested = always < 0 ? rules : rules.slice(0, always);
+  const made = tested.map(({ action, errnoRet, args }) => ({ result: resultOf(action, errnoRet), tests: args ?? [] }));
+  const last = rules[always];
+  const otherwise = last ? resultOf(last.action, last.errnoRet) : resultOf(defaultAction, defaultErrnoRet);
+  return { rules: made, otherwise, key: JSON.stringify([made, otherwise]) };
+}
+
+function resultOf(action: SeccompRule['action'], errno: number | undefined): number {
+  return action === 'SCMP_ACT_ALLOW' ? ALLOW : ERRNO | (errno ?? 1);
+}
+
+/** Where a decision is made; those with tests once for all calls that have the same. */
+function leavesIn(program: BackwardProgram): (decision: Decision) => Label {
+  const placed = new Map<string, Label>();
+  return ({ rules, otherwise, key }) => {
+    if (rules.length === 0) return program.returning(otherwise);
+    const label = placed.get(key) ?? testsOf(program, rules, otherwise);
+    placed.set(key, label);
+    return label;
+  };
+}
+
+function testsOf(program: BackwardProgram, rules: readonly Rule[], otherwise: number): Label {
+  let next = program.returning(otherwise);
+  for (const group of alike(rules).reverse()) {
+    const [{ tests }] = group;
+    if (tests.length === 1) {
+      for (const { result, tests: own } of [...group].reverse()) {
+        next = compare(program, own[0]!, program.returning(result), next);
+      }
+      next = loadFor(program, tests[0]!);
+    } else {
+      let fits = program.returning(group[0].result);
+      const missed = next;
+      for (const test of [...tests].reverse()) {
+        compare(program, test, fits, missed);
+        fits = loadFor(program, test);
+      }
+      next = fits;
+    }
   }
-  return [...steps, ...otherwise];
+  return next;
 }
 
-function test(arg: NonNullable<SeccompRule['args']>[number], skip: number): Instruction[] {
-  const load: Instruction = [LOAD, 0, 0, DATA_ARGS + 8 * arg.index];
-  switch (arg.op) {
+/** Rules of one test that look at the same bits, together; one is drawn forward only over such as answer the same or fit nothing that it fits. */
+function alike(rules: readonly Rule[]): [Rule, ...Rule[]][] {
+  const groups: [Rule, ...Rule[]][] = [];
+  for (const rule of rules) {
+    const at = groups.findLastIndex(([first]) => looksAtTheSame(first, rule));
+    const between = at < 0 ? [] : groups.slice(at + 1).flat();
+    if (at >= 0 && between.every((other) => other.result === rule.result || areApart(other, rule))) {
+      groups[at]!.push(rule);
+    } else groups.push([rule]);
+  }
+  return groups;
+}
+
+function looksAtTheSame(one: Rule, other: Rule): boolean {
+  const [a, b] = [one.tests[0]!, other.tests[0]!];
+  return one.tests.length === 1 && other.tests.length === 1 && a.index === b.index && maskOf(a) === maskOf(b);
+}
+
+function areApart(one: Rule, other: Rule): boolean {
+  const [a, b] = [patternOf(one), patternOf(other)];
+  if (a === undefined || b === undefined || a.index !== b.index) return false;
+  return ((a.value ^ b.value) & a.mask & b.mask) !== 0;
+}
+
+function patternOf({
+  tests,
+}: Rule): { readonly index: number; readonly mask: number; readonly value: number } | undefined {
+  const [test] = tests;
+  if (tests.length !== 1 || test === undefined) return undefined;
+  const { index, op, value, valueTwo = 0 } = test;
+  if (op === 'SCMP_CMP_EQ') return { index, mask: EVERY_BIT, value };
+  return op === 'SCMP_CMP_MASKED_EQ' ? { index, mask: value, value: valueTwo } : undefined;
+}
+
+const EVERY_BIT = 0xffffffff;
+
+function maskOf({ op, value }: Test): number {
+  return op === 'SCMP_CMP_MASKED_EQ' ? value : EVERY_BIT;
+}
+
+function loadFor(program: BackwardProgram, test: Test): Label {
+  if (maskOf(test) !== EVERY_BIT) program.and(maskOf(test));
+  return program.load(DATA_ARGS + 8 * test.index);
+}
+
+/** Of what `loadFor` has loaded. */
+function compare(program: BackwardProgram, { op, value, valueTwo = 0 }: Test, fits: Label, missed: Label): Label {
+  switch (op) {
     case 'SCMP_CMP_EQ':
-      return [load, [JUMP_EQUAL, 0, skip, arg.value]];
+      return program.branch('equal', value, fits, missed);
     case 'SCMP_CMP_NE':
-      return [load, [JUMP_EQUAL, skip, 0, arg.value]];
+      return program.branch('equal', value, missed, fits);
     case 'SCMP_CMP_GT':
-      return [load, [JUMP_GREATER, 0, skip, arg.value]];
+      return program.branch('greater', value, fits, missed);
     case 'SCMP_CMP_LT':
-      return [load, [JUMP_GREATER_EQUAL, skip, 0, arg.value]];
+      return program.branch('greater or equal', value, missed, fits);
     case 'SCMP_CMP_MASKED_EQ':
-      return [load, [AND, 0, 0, arg.value], [JUMP_EQUAL, 0, skip, arg.valueTwo ?? 0]];
+      return program.branch('equal', valueTwo, fits, missed);
     default:
-      throw new TypeError(`seccomp: comparison ${arg.op}`);
+      throw new TypeError(`seccomp: comparison ${op}`);
   }
 }
 
 interface Range {
   readonly from: number;
-  readonly steps: readonly Instruction[];
+  readonly decision: Decision;
 }
 
 /** From 0 to the last number there can be, without a gap; neighbours differ. */
-function rangesOf(calls: ReadonlyMap<number, readonly Instruction[]>, otherwise: readonly Instruction[]): Range[] {
+function rangesOf(calls: ReadonlyMap<number, Decision>, otherwise: Decision): Range[] {
   const ranges: Range[] = [];
-  const add = (from: number, steps: readonly Instruction[]) => {
+  const add = (from: number, decision: Decision) => {
     const last = ranges.at(-1);
     if (last?.from === from) ranges.pop();
-    if (String(ranges.at(-1)?.steps) !== String(steps)) ranges.push({ from, steps });
+    if (ranges.at(-1)?.decision.key !== decision.key) ranges.push({ from, decision });
   };
   add(0, otherwise);
-  for (const [number, steps] of [...calls].sort(([a], [b]) => a - b)) {
-    add(number, steps);
+  for (const [number, decision] of [...calls].sort(([a], [b]) => a - b)) {
+    add(number, decision);
     add(number + 1, otherwise);
   }
   return ranges;
 }
 
-/** The number is in the accumulator; each leaf returns. */
-function searchFor(ranges: readonly Range[]): Instruction[] {
-  if (ranges.length === 1) return [...ranges[0]!.steps];
+/** The number is in the accumulator. */
+function searchFor(program: BackwardProgram, ranges: readonly Range[], leaf: (decision: Decision) => Label): Label {
+  if (ranges.length === 1) return leaf(ranges[0]!.decision);
   const middle = ranges.length >> 1;
-  const [low, high] = [searchFor(ranges.slice(0, middle)), searchFor(ranges.slice(middle))];
-  const { from } = ranges[middle]!;
-  // A conditional jump reaches 255 instructions.
-  const jump: Instruction[] =
-    low.length <= 255
-      ? [[JUMP_GREATER_EQUAL, low.length, 0, from]]
-      : [
-          [JUMP_GREATER_EQUAL, 0, 1, from],
-          [JUMP, 0, 0, low.length],
-        ];
-  return [...jump, ...low, ...high];
-}
-
-function encode(program: readonly Instruction[]): Buffer {
-  const bytes = Buffer.alloc(program.length * 8);
-  program.forEach(([code, jumpTrue, jumpFalse, k], i) => {
-    bytes.writeUInt16LE(code, i * 8);
-    bytes.writeUInt8(jumpTrue, i * 8 + 2);
-    bytes.writeUInt8(jumpFalse, i * 8 + 3);
-    bytes.writeUInt32LE(k >>> 0, i * 8 + 4);
-  });
-  return bytes;
+  const high = searchFor(program, ranges.slice(middle), leaf);
+  const low = searchFor(program, ranges.slice(0, middle), leaf);
+  return program.branch('greater or equal', ranges[middle]!.from, high, low);
 }

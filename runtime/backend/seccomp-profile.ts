@@ -17,7 +17,7 @@ export interface SeccompRule {
 }
 
 export interface SeccompProfile {
-  readonly defaultAction: 'SCMP_ACT_ERRNO';
+  readonly defaultAction: 'SCMP_ACT_ALLOW' | 'SCMP_ACT_ERRNO';
   readonly defaultErrnoRet: number;
   readonly architectures: readonly string[];
   readonly syscalls: readonly SeccompRule[];

@@ -17,7 +17,7 @@ import { keepEnded, removeAside } from '../sandbox/end-sandbox.ts';
 import { type ResidentFacts, type SandboxRecord, type SandboxTag, writeRecord } from '../sandbox/sandbox-record.ts';
 import { asideOf } from '../sandbox/sandboxes.ts';
 import type { RuntimeFolders, SandboxFolders } from '../sandbox/state-folders.ts';
-import type { Capability, Capable } from '../sandbox-api/capabilities.ts';
+import { type Capability, type Capable, unsupported } from '../sandbox-api/capabilities.ts';
 import type { ExecHandle, ExecSpec } from '../sandbox-api/exec.ts';
 import type { SandboxFiles, SandboxPath } from '../sandbox-api/files.ts';
 import type { AllLimits, LimitChanges } from '../sandbox-api/limits.ts';
@@ -25,6 +25,7 @@ import type { EndReason, PauseReport, Sandbox, SandboxEnd } from '../sandbox-api
 import type { ShellOptions, ShellSession } from '../sandbox-api/shell.ts';
 import type { SandboxUsage } from '../sandbox-api/usage.ts';
 import type { FileWatch, WatchOptions } from '../sandbox-api/watch.ts';
+import type { Moment } from '../vm/fork/moment.ts';
 import { IdleWatch } from './idle-watch.ts';
 import type { NodeSandbox, StandsStill } from './node-sandbox.ts';
 import { ResidentNetwork } from './resident-network.ts';
@@ -170,6 +171,12 @@ export abstract class AgentSandbox implements NodeSandbox {
       this.idle?.used();
     }
   }
+
+  takeMoment(): Promise<Moment> {
+    return Promise.reject(unsupported(this.backend.name, 'fork-memory'));
+  }
+
+  async goOn(): Promise<void> {}
 
   exec(spec: ExecSpec): Promise<KeptCommand> {
     return this.link.start(spec);

@@ -36,6 +36,7 @@ import { lookUpUser } from '../sandbox/user-lookup.ts';
 import { type AllLimits, checkedLimits } from '../sandbox-api/limits.ts';
 import type { MemoryOptions } from '../sandbox-api/memory-options.ts';
 import type { IdleAction, ServiceClass } from '../sandbox-api/sandbox.ts';
+import type { Moment } from '../vm/fork/moment.ts';
 import type { MachineWish } from '../vm/full/machine-facts.ts';
 import { vmFacts } from '../vm/machine-facts.ts';
 import { MICROVM } from '../vm/vm-backend.ts';
@@ -89,6 +90,8 @@ export interface CreateOptions extends AllLimits {
   readonly machine?: MachineWish;
   /** Of the backend `vm`: it begins with a copy of this disk, which lies on that of its image (FullVmSandbox.copyDisk). */
   readonly machineDisk?: string;
+  /** It goes on where another one was then: with its memory, and disks as they were. It stands still until `goOn`. */
+  readonly moment?: Moment;
   /** Reads layers of a disk image, verified. */
   readonly openStoreLayer?: OpenStoreLayer;
 }
@@ -131,11 +134,12 @@ export async function residentRecord(name: string, options: CreateOptions, state
     toolkits: toolkits.map(imageReference),
     owner: processIdentity()!,
     userns: options.userns,
-    mountPoints: [],
+    mountPoints: options.moment?.mountPoints ?? [],
     limits,
     disk: isVm ? undefined : planDisk(limits, stateDir),
     vm: isVm
-      ? vmFacts(sandboxVmDriver(), limits, { ...options, lazy: options.lazy === true || !isLocal(store) })
+      ? (options.moment?.vm ??
+        vmFacts(sandboxVmDriver(), limits, { ...options, lazy: options.lazy === true || !isLocal(store) }))
       : undefined,
     network: options.network?.mode === 'host' ? { mode: 'host' } : undefined,
     resident: {
@@ -176,7 +180,8 @@ export async function launchResident(
   await makeDisk(record.disk, places, limits);
   const { devices } = options;
   const device = sandboxDevice(limits, places);
-  const groups = sandboxCgroups(record.id, undefined, { limits, device, devices, agent: true });
+  const serviceClass = resident?.class;
+  const groups = sandboxCgroups(record.id, undefined, { limits, device, devices, agent: true, serviceClass });
   const { idBase } = record;
   const network = record.network?.mode === 'host' ? 'host' : 'none';
   const spec = { id: record.id, network, idBase } as const;
@@ -215,6 +220,7 @@ export async function launchResident(
       process: { args: ['dsec-agent'], env: [], cwd: '/', uid: 0, gid: 0, additionalGids: [], terminal: false },
       stdio: 'inherit',
       firstProcess: 'agent',
+      serviceClass,
     },
     lifetimeMs,
   );

@@ -7,6 +7,7 @@ import type { SandboxRecord, SandboxTag } from '../sandbox/sandbox-record.ts';
 import type { ExecSpec } from '../sandbox-api/exec.ts';
 import type { Sandbox, SandboxEnd } from '../sandbox-api/sandbox.ts';
 import type { ShellSession } from '../sandbox-api/shell.ts';
+import type { Moment } from '../vm/fork/moment.ts';
 import type { OpenFile } from './open-files.ts';
 import type { ResidentNetwork } from './resident-network.ts';
 
@@ -40,6 +41,13 @@ export interface NodeSandbox extends Sandbox {
   retag(tag: SandboxTag): void;
   /** `work` while no command of it moves. @throws RUNTIME_PAUSE_STUCK, RUNTIME_UNSUPPORTED, RUNTIME_SANDBOX_GONE */
   whileStill<T>(work: (still: StandsStill) => Promise<T>): Promise<T>;
+  /**
+   * It as it is now, with its memory, to make others of (`CreateOptions.moment`); to be discarded when they are made. It goes on at once, or stays paused.
+   * @throws RUNTIME_UNSUPPORTED, VM_SNAPSHOT, VM_GUEST_SILENT, VM_GUEST_STUCK, RUNTIME_SANDBOX_GONE
+   */
+  takeMoment(): Promise<Moment>;
+  /** Of one that was made of a moment: what it holds runs from now on. Twice, or of any other, it is nothing. @throws VM_GUEST_SILENT, RUNTIME_SANDBOX_GONE */
+  goOn(): Promise<void>;
   /** While `work` goes on it is in use, and not paused when that begins. */
   use<T>(work: () => Promise<T>): Promise<T>;
   /** Ends it at once; nothing of it stays. */

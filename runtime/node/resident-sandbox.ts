@@ -41,7 +41,7 @@ export class ResidentSandbox extends AgentSandbox {
 
   constructor(parts: ResidentParts) {
     const { record, places, keeper, keptId } = parts;
-    const groups = commandGroupsOf(record.id);
+    const groups = commandGroupsOf(record.id, record.resident?.class);
     const cgroups = cgroupsOf(record.id);
     const channel = keptChannel(keeper, keptId);
     super(parts, OWN_FEATURES, channel, cgroupTrees(groups, cgroups, channel));
@@ -97,7 +97,7 @@ export class ResidentSandbox extends AgentSandbox {
   whileStill<T>(work: (still: StandsStill) => Promise<T>): Promise<T> {
     const { upper } = this.parts.places;
     return this.pausing.whileStill((done, signal) => {
-      const groups = commandGroupsOf(this.record.id);
+      const groups = commandGroupsOf(this.record.id, this.record.resident?.class);
       const processes = groups === undefined ? [] : commandProcesses(groups);
       return work({ record: this.record, upper, openFiles: openForWriting(upper, processes), done, signal });
     });

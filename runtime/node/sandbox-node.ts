@@ -15,6 +15,7 @@ import { fail } from '../errors.ts';
 import { NodeNetwork, type NodeNetworkOptions } from '../network/node-network.ts';
 import { DENY_ALL } from '../network/policy.ts';
 import { dismantle, keepEnded, removeFolder } from '../sandbox/end-sandbox.ts';
+import { tellingOfFullDisk } from '../sandbox/full-disk.ts';
 import { takeIds, withOrWithoutIds } from '../sandbox/sandbox-ids.ts';
 import {
   checkSandboxName,
@@ -224,8 +225,10 @@ export class SandboxNode {
 
   private createMapped(options: CreateOptions): Promise<NodeSandbox> {
     // A machine of its own has all ids for itself.
-    if (options.backend === MICROVM) return this.createNew({ ...options, userns: undefined });
-    return withOrWithoutIds(this.folders, options.userns, (userns) => this.createNew({ ...options, userns }));
+    const make = (userns: CreateOptions['userns']) => this.createNew({ ...options, userns });
+    return tellingOfFullDisk(this.folders, () =>
+      options.backend === MICROVM ? make(undefined) : withOrWithoutIds(this.folders, options.userns, make),
+    );
   }
 
   private async createNew(options: CreateOptions): Promise<NodeSandbox> {
@@ -236,13 +239,19 @@ export class SandboxNode {
     makeLockFolder(places);
     const isMachine = options.backend === FULL_VM;
     let record = isMachine ? machineRecord(name, options) : await residentRecord(name, options, folders.stateDir);
-    if (this.running.has(name)) throw fail('RUNTIME_SANDBOX_EXISTS', { name });
+    if (this.running.has(name)) {
+      const remedy = `end and remove it with \`dsec sandbox rm --force ${name}\``;
+      throw fail('RUNTIME_SANDBOX_EXISTS', { name, how: 'is running', remedy });
+    }
     const keptId = await keeper.hold(record.id, places.lock);
     if (keptId === undefined) throw fail('RUNTIME_SANDBOX_RUNNING', { name, remedy: 'choose another --name' });
     let began = false;
     let sandbox: NodeSandbox | undefined;
     try {
-      if (readRecord(places.record) !== undefined) throw fail('RUNTIME_SANDBOX_EXISTS', { name });
+      if (readRecord(places.record) !== undefined) {
+        const remedy = `remove it with \`dsec sandbox rm ${name}\``;
+        throw fail('RUNTIME_SANDBOX_EXISTS', { name, how: 'has ended, and its changes were kept', remedy });
+      }
       began = true;
       if (!isMachine && record.vm === undefined)
         record = { ...record, idBase: await takeIds(name, folders, options.userns, modeOf(options)) };

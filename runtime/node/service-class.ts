@@ -1,12 +1,13 @@
 /**
- * Service classes. `ls`, latency-sensitive, is what every sandbox is by default: an equal among equals. `be`, best effort, runs when no other sandbox
- * wants the processor: cpu.idle of its control group, else the lowest weight and SCHED_IDLE; and where the kernel has core scheduling
- * it shares a core's hyper-threads with nobody. Nothing inside can leave its class. A virtual machine is its process: virtual processors and I/O are
+ * Service classes. `ls`, latency-sensitive, is what every sandbox is by default: an equal among equals. `be`, best effort, runs when nothing else on the machine
+ * wants the processor: cpu.idle of the control group that all of best effort are in, else the lowest weight and SCHED_IDLE; and where the kernel has core
+ * scheduling it shares a core's hyper-threads with nobody. Nothing inside can leave its class. A virtual machine is its process: virtual processors and I/O are
  * threads of it.
  */
 import { existsSync, readdirSync, writeFileSync } from 'node:fs';
 import { systemCode } from '#base';
 import { isScheduledWhenIdle, scheduleWhenIdle, takeCoreAlone } from '#linux';
+import { classGroup } from '../backend/sandbox-group.ts';
 import type { ServiceClass } from '../sandbox-api/sandbox.ts';
 
 /** What was done, for whoever wants to know. */
@@ -21,8 +22,9 @@ export interface AppliedClass {
 export function applyClass(serviceClass: ServiceClass, pid: number, cgroups: readonly string[]): AppliedClass {
   const writes: string[] = [];
   if (serviceClass === 'ls') return { writes, scheduledWhenIdle: false, coreAlone: false };
+  const groups = cgroups.map(classGroup);
   const set = (file: string, value: string) => {
-    const path = cgroups.map((folder) => `${folder}/${file}`).find((one) => existsSync(one));
+    const path = groups.map((folder) => `${folder}/${file}`).find((one) => existsSync(one));
     if (path === undefined) return false;
     writeFileSync(path, value);
     writes.push(`${file}=${value}`);

@@ -21,6 +21,7 @@ import {
 import { type FileLock, processIdentity } from '#linux';
 import type { Backend, Exit, PreparationSpec, RunningSandbox } from '../backend/backend.ts';
 import { chooseBackend } from '../backend/choose-backend.ts';
+import { releaseRange } from '../backend/id-ranges.ts';
 import { MOUNT_POINTS } from '../backend/oci-spec.ts';
 import type { UsernsMode } from '../backend/user-namespace.ts';
 import { composeLayers } from '../compose/compose-layers.ts';
@@ -31,6 +32,7 @@ import { type AllLimits, checkedLimits } from '../sandbox-api/limits.ts';
 import { checkCommand, commandOf } from './command-lookup.ts';
 import { dismantle, markKept, releaseAndForget, removeFolder } from './end-sandbox.ts';
 import { environmentOf } from './environment.ts';
+import { tellingOfFullDisk } from './full-disk.ts';
 import { type MountPoint, makeMountPoints, missingMountPoints } from './mount-points.ts';
 import { makeDirectoryInRoot, resolveInRoot } from './root-path.ts';
 import { asItsRoot, mappingOf, takeIds, withOrWithoutIds } from './sandbox-ids.ts';
@@ -143,7 +145,9 @@ export async function runContainer(options: RunOptions): Promise<RunResult> {
     throw fail('RUNTIME_NO_TERMINAL');
   }
   const folders = runtimeFolders(options.folders);
-  return withOrWithoutIds(folders, options.userns, (userns) => runOnce({ ...options, userns }, folders));
+  return tellingOfFullDisk(folders, () =>
+    withOrWithoutIds(folders, options.userns, (userns) => runOnce({ ...options, userns }, folders)),
+  );
 }
 
 async function runOnce(options: RunOptions, folders: RuntimeFolders): Promise<RunResult> {
@@ -161,9 +165,10 @@ async function runOnce(options: RunOptions, folders: RuntimeFolders): Promise<Ru
   const lock = await takeName(name, places, options, folders);
   const signals = forwardSignals(options.takeSignals, options.caller !== undefined);
   let kept = false;
+  let idBase: number | undefined;
   let record: SandboxRecord | undefined;
   try {
-    const idBase = await takeIds(name, folders, options.userns, options.network ?? 'none');
+    idBase = await takeIds(name, folders, options.userns, options.network ?? 'none');
     record = begin(name, places, options, backend, { idBase, limits, disk });
     const run = new Run(options, places, folders, backend, calledAt);
     const { result, finished } = await run.through(record, layers, config, args, signals.to);
@@ -176,6 +181,7 @@ async function runOnce(options: RunOptions, folders: RuntimeFolders): Promise<Ru
   } catch (error) {
     if (record !== undefined)
       await dismantle(readRecord(places.record) ?? record, places, folders, backend).catch(() => {});
+    else if (idBase !== undefined) releaseRange(folders.stateDir, name, idBase);
     throw error;
   } finally {
     if (kept) lock.release();
@@ -222,7 +228,10 @@ async function takeName(
     }
     if (existing === undefined) return lock;
     lock.release();
-    if (!replace) throw fail('RUNTIME_SANDBOX_EXISTS', { name });
+    if (!replace) {
+      const remedy = `remove it with \`dsec sandbox rm ${name}\`, run with --replace`;
+      throw fail('RUNTIME_SANDBOX_EXISTS', { name, how: 'was kept', remedy });
+    }
     await removeSandbox(name, folders);
   }
 }

@@ -58,6 +58,8 @@ export interface SandboxRecord {
   readonly resident?: ResidentFacts;
   /** Why a resident one has ended. */
   readonly end?: SandboxEnd;
+  /** Of a container for tasks: whose it is. The pool makes and ends it. */
+  readonly pool?: string;
 }
 
 /** As JSON; small: it is in the record. */

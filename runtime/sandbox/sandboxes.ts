@@ -238,7 +238,7 @@ const LOCK_PATIENCE_MS = 500;
 
 export type LockPurpose = 'run' | 'pack' | 'remove';
 
-/** @throws RUNTIME_SANDBOX_BUSY, RUNTIME_SANDBOX_RUNNING */
+/** @throws RUNTIME_SANDBOX_BUSY, RUNTIME_SANDBOX_RUNNING, RUNTIME_SANDBOX_OF_POOL */
 export async function lockName(name: string, places: SandboxFolders, purpose: LockPurpose): Promise<FileLock> {
   try {
     return await lock(places.lock, { timeoutMs: LOCK_PATIENCE_MS });
@@ -249,7 +249,15 @@ export async function lockName(name: string, places: SandboxFolders, purpose: Lo
       const remedy = purpose === 'run' ? 'wait for it to end, or choose another --name' : 'wait for it to end';
       throw fail('RUNTIME_SANDBOX_BUSY', { name, remedy });
     }
+    if (purpose !== 'run') refuseOfPool(running);
     throw fail('RUNTIME_SANDBOX_RUNNING', { name, remedy: remedyOf(running, purpose) });
+  }
+}
+
+/** What a pool has is the pool's to end. @throws RUNTIME_SANDBOX_OF_POOL */
+export function refuseOfPool(record: SandboxRecord | undefined): void {
+  if (record?.pool !== undefined && record.state === 'running') {
+    throw fail('RUNTIME_SANDBOX_OF_POOL', { name: record.name, pool: record.pool });
   }
 }
 

@@ -7,7 +7,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { isDsecError } from '#base';
 import { fail } from '../errors.ts';
 import { readRecord, type SandboxRecord } from './sandbox-record.ts';
-import { backendFor, reclaimSandboxes, removeSandbox, sandboxNamed } from './sandboxes.ts';
+import { backendFor, reclaimSandboxes, refuseOfPool, removeSandbox, sandboxNamed } from './sandboxes.ts';
 import { type RuntimeFolders, runtimeFolders } from './state-folders.ts';
 
 export interface StopOptions {
@@ -32,7 +32,7 @@ export const STOP_TIME_MS = 10_000;
 const UNDO_MS = 30_000;
 const PAUSE_MS = 20;
 
-/** @throws RUNTIME_SANDBOX_NOT_FOUND, RUNTIME_SANDBOX_NAME, RUNTIME_SANDBOX_RECORD, RUNTIME_SANDBOX_STUCK */
+/** @throws RUNTIME_SANDBOX_NOT_FOUND, RUNTIME_SANDBOX_NAME, RUNTIME_SANDBOX_RECORD, RUNTIME_SANDBOX_OF_POOL, RUNTIME_SANDBOX_STUCK */
 export async function stopSandbox(name: string, options: StopOptions = {}): Promise<StopResult> {
   if (process.geteuid?.() !== 0) throw fail('RUNTIME_NEEDS_ROOT');
   const folders = runtimeFolders(options.folders);
@@ -42,6 +42,7 @@ export async function stopSandbox(name: string, options: StopOptions = {}): Prom
   if (record.state === 'kept') return { name, was: 'not-running', killed: false, kept: true };
   // Of a process that was killed there is nobody who would undo it.
   await reclaimSandboxes(folders);
+  refuseOfPool(readRecord(places.record));
   const now = () => (isSame(readRecord(places.record), record) ? 'running' : 'ended');
   const backend = backendFor(folders)(record.backend);
   const { timeMs = STOP_TIME_MS } = options;

@@ -89,6 +89,7 @@ struct Agent {
 pub fn main(args: &[Vec<u8>]) -> i32 {
     let _ = sys::prctl1(sys::PR_SET_DUMPABLE, 0);
     sys::name_process(b"dsec-agent\0");
+    sys::return_large_memory();
     let number = |text: &[u8]| std::str::from_utf8(text).ok().and_then(|text| text.parse::<u64>().ok());
     let (fd, lifetime) = match (number(&args[2]), number(&args[3])) {
         (Some(fd), Some(lifetime)) => (fd as i32, lifetime),
@@ -102,7 +103,7 @@ pub fn main(args: &[Vec<u8>]) -> i32 {
         Err(_) => return 1,
     };
     sys::close_range(3, u32::MAX, true);
-    let deadline = if lifetime == 0 { None } else { Some(sys::now_ms().saturating_add(lifetime)) };
+    let deadline = deadline_in(lifetime);
     let mut agent = Agent { channel: Channel::held(Fd(fd), 64), commands: HashMap::new(), ports: Ports::new(), watches: Watches::new(), groups: Vec::new(), deadline };
     let mut hello = wire::VERSION.to_le_bytes().to_vec();
     wire::put_bytes(&mut hello, crate::BUILD.as_bytes());
@@ -110,6 +111,15 @@ pub fn main(args: &[Vec<u8>]) -> i32 {
     let status = agent.serve(signal_fd.0);
     // Without closing the channel first: whoever sees it closed kills us, and how we ended would not be known.
     unsafe { sys::_exit(status) }
+}
+
+/// 0: without end.
+fn deadline_in(lifetime_ms: u64) -> Option<u64> {
+    if lifetime_ms == 0 {
+        None
+    } else {
+        Some(sys::now_ms().saturating_add(lifetime_ms))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -318,6 +328,9 @@ impl Agent {
             }
             wire::DROP => {
                 self.commands.remove(&id);
+            }
+            wire::LIFETIME => {
+                self.deadline = deadline_in(r.u64()?);
             }
             _ => return None,
         }

@@ -1,5 +1,5 @@
 //! A sandbox's groups, one in each hierarchy: made and filled with limits before the sandbox exists, entered by its first process
-//! itself before it does anything else, removed when it has ended.
+//! itself before it does anything else, removed when it has ended. Where nothing is its own it is in one that all sandboxes share.
 
 use crate::order::Cgroup;
 use crate::sys::{self, Fd, Result, EEXIST};
@@ -155,7 +155,7 @@ pub fn remove_uncounted(groups: &[Cgroup]) {
 
 /// What is still busy stays: whoever undoes the sandbox tries again.
 pub fn remove(groups: &[Cgroup]) {
-    for group in groups {
+    for group in groups.iter().filter(|group| !group.is_shared) {
         if !group.leaf.is_empty() {
             let _ = sys::remove_dir(&entered(group));
         }

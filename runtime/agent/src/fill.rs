@@ -5,7 +5,11 @@ use crate::order::{Mount, Order};
 use crate::sys::{self, Fd, Result};
 use crate::userns;
 
+/// For each file system there is, every memory group of the machine holds some of the kernel's memory. So what can be a part of another is one.
 pub fn mount_one(mount: &Mount, made: Option<&Fd>) -> Result<()> {
+    if mount.kind == b"folder" {
+        return mount_folder(mount);
+    }
     match sys::mode_of(&mount.target, false) {
         Ok(mode) if mode & sys::S_IFMT == sys::S_IFDIR => {}
         // What is masked, and by what, is found by its path: that must be the mount's own.
@@ -17,6 +21,18 @@ pub fn mount_one(mount: &Mount, made: Option<&Fd>) -> Result<()> {
         Some(tree) => attach_tree(tree.0, &mount.target),
         None => sys::mount_at(&mount.source, &mount.target, &mount.kind, mount.flags, &mount.data),
     }
+}
+
+/// A folder of what is mounted above it, with flags of its own. `data` is its mode, octal.
+fn mount_folder(mount: &Mount) -> Result<()> {
+    let mode = std::str::from_utf8(&mount.data).ok().and_then(|text| u32::from_str_radix(text, 8).ok());
+    sys::make_dir(&mount.target, mode.ok_or(sys::EINVAL)?)?;
+    bind_onto(&mount.target, &mount.target, mount.flags)
+}
+
+fn bind_onto(source: &[u8], target: &[u8], flags: u64) -> Result<()> {
+    sys::mount_at(source, target, b"", sys::MS_BIND, b"")?;
+    sys::mount_at(b"", target, b"", sys::MS_REMOUNT | sys::MS_BIND | flags, b"")
 }
 
 pub fn make_devices(order: &Order, held: &[Fd]) -> Step {
@@ -42,34 +58,20 @@ pub fn make_devices(order: &Order, held: &[Fd]) -> Step {
     Ok(())
 }
 
+/// In the sandbox's own /sys a folder that the kernel keeps empty: for others to be mounted on.
+const EMPTY: &[u8] = b"/sys/fs/cgroup";
+
 /// Masked: a file reads as nothing, a folder is empty. What a kernel does not have needs no mask.
 pub fn hide(order: &Order) -> Step {
     const HIDDEN: u64 = 2 | 4 | 8; // nosuid, nodev, noexec
-    // One empty folder for all: for each file system there is, every memory group of the machine holds some of the kernel's memory.
-    let mut empty: Option<&[u8]> = None;
     for path in &order.masked {
         match sys::mode_of(path, false) {
             Err(sys::ENOENT) | Err(sys::ENOTDIR) => continue,
             Err(errno) => return Err(errno).at(Stage::Mask, path),
             Ok(mode) if mode & sys::S_IFMT == sys::S_IFDIR => {
-                match empty {
-                    None => {
-                        let flags = sys::MS_RDONLY | HIDDEN;
-                        sys::mount_at(b"tmpfs", path, b"tmpfs", flags, b"size=0k").at(Stage::Mask, path)?;
-                        empty = Some(path);
-                    }
-                    Some(first) => {
-                        sys::mount_at(first, path, b"", sys::MS_BIND, b"").at(Stage::Mask, path)?;
-                        let flags = sys::MS_REMOUNT | sys::MS_BIND | sys::MS_RDONLY | HIDDEN;
-                        sys::mount_at(b"", path, b"", flags, b"").at(Stage::Mask, path)?;
-                    }
-                }
+                bind_onto(EMPTY, path, sys::MS_RDONLY | HIDDEN).at(Stage::Mask, path)?;
             }
-            Ok(_) => {
-                sys::mount_at(b"/dev/null", path, b"", sys::MS_BIND, b"").at(Stage::Mask, path)?;
-                let flags = sys::MS_REMOUNT | sys::MS_BIND | sys::MS_RDONLY | 2 | 8;
-                sys::mount_at(b"", path, b"", flags, b"").at(Stage::Mask, path)?;
-            }
+            Ok(_) => bind_onto(b"/dev/null", path, sys::MS_RDONLY | 2 | 8).at(Stage::Mask, path)?,
         }
     }
     for path in &order.read_only {

@@ -7,9 +7,10 @@
 //!   sent until Node says that it has taken it. Beyond a limit it does not read on.
 //! - It ends when no Node is connected and nothing is held. When it dies, the kernel kills its sandboxes and frees their locks.
 //!
-//! One thread, one loop; nothing in it waits for a peer.
+//! One thread, one loop; nothing in it waits for a peer, and a turn of it costs what is ready, not what is kept.
 
 mod foreign;
+mod wakes;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,9 +19,10 @@ use crate::container::{self, Failure, Stage};
 use crate::oci;
 use crate::order;
 use crate::selfcopy;
-use crate::sys::{self, Fd, PollFd, POLLIN, POLLOUT};
+use crate::sys::{self, Fd, POLLIN, POLLOUT};
 use crate::thaw;
 use crate::wire::{self, Channel, Frame, Reader, Received};
+use wakes::{Source, Wakes};
 
 /// Of frames from one agent that Node has not taken, in bytes.
 const MAX_UNTAKEN: usize = 4 << 20;
@@ -54,6 +56,8 @@ struct Kept {
     /// Its agent has greeted meanwhile.
     greeted: bool,
     channel: Option<Channel>,
+    /// What its channel is watched for, in poll's bits.
+    watched: i16,
     status: i32,
     failure: Vec<u8>,
     /// Folder of its commands' groups, once there was one.
@@ -75,9 +79,16 @@ impl Kept {
 }
 
 struct Keeper {
+    wakes: Wakes,
     control: Option<Channel>,
+    /// What Node's channel is watched for.
+    control_watched: i16,
     listener: Fd,
     kept: HashMap<u32, Kept>,
+    /// Something has happened to their channels: what they are watched for is looked at before the next wait.
+    changed: Vec<u32>,
+    /// Not read from while too much waits to be sent to Node.
+    held_back: Vec<u32>,
     /// Somebody has been here: one that was started and never asked waits for its first Node.
     was_connected: bool,
 }
@@ -114,18 +125,23 @@ pub fn main(args: &[Vec<u8>]) -> i32 {
             let _ = sys::dup_to(null.0, number);
         }
     }
-    let mut keeper = Keeper { control: None, listener, kept: HashMap::new(), was_connected: false };
+    let wakes = match Wakes::new(&signal_fd, &listener) {
+        Ok(wakes) => wakes,
+        Err(_) => return 1,
+    };
+    let mut keeper = Keeper {
+        wakes,
+        control: None,
+        control_watched: 0,
+        listener,
+        kept: HashMap::new(),
+        changed: Vec::new(),
+        held_back: Vec::new(),
+        was_connected: false,
+    };
     let status = keeper.serve(signal_fd.0);
     let _ = sys::unlink_file(&args[2]);
     status
-}
-
-#[derive(Clone, Copy)]
-enum Source {
-    Listener,
-    Control,
-    Agent(u32),
-    Signals,
 }
 
 impl Keeper {
@@ -135,16 +151,17 @@ impl Keeper {
                 return 0;
             }
             self.control.iter_mut().for_each(Channel::flush);
-            let (mut polls, sources) = self.poll_set(signal_fd);
-            sys::poll_fds(&mut polls, -1);
-            for (poll, source) in polls.iter().zip(&sources) {
-                if poll.revents == 0 {
-                    continue;
-                }
-                match *source {
+            self.watch_changed();
+            for (source, ready) in self.wakes.wait() {
+                match source {
                     Source::Listener => self.accept(),
-                    Source::Control => self.read_control(poll.revents),
-                    Source::Agent(id) => self.read_agent(id, poll.revents),
+                    Source::Control => self.read_control(ready),
+                    Source::Agent(id) => {
+                        self.changed.push(id);
+                        if self.may_read() || ready & POLLOUT != 0 {
+                            self.read_agent(id, ready);
+                        }
+                    }
                     Source::Signals => {
                         while sys::next_signal(signal_fd).is_some() {}
                         while let Some((pid, status)) = sys::reap() {
@@ -156,33 +173,54 @@ impl Keeper {
         }
     }
 
-    fn poll_set(&self, signal_fd: i32) -> (Vec<PollFd>, Vec<Source>) {
-        let mut polls = Vec::new();
-        let mut sources = Vec::new();
-        let mut add = |fd: i32, events: i16, source: Source| {
-            polls.push(PollFd { fd, events, revents: 0 });
-            sources.push(source);
-        };
+    fn may_read(&self) -> bool {
+        self.control.as_ref().map_or(true, |control| control.waiting_bytes() < BACKLOG)
+    }
+
+    /// One that has gone would wake us for ever, so it is watched only while there is something to do with it; its end is told by SIGCHLD too.
+    fn watch_changed(&mut self) {
         let sending = |channel: &Channel| if channel.is_sending() { POLLOUT } else { 0 };
-        let mut may_read = true;
         if let Some(control) = &self.control {
-            add(control.fd.0, POLLIN | sending(control), Source::Control);
-            may_read = control.waiting_bytes() < BACKLOG;
+            let wanted = POLLIN | sending(control);
+            if self.wakes.change(&control.fd, Source::Control, &mut self.control_watched, wanted).is_err() {
+                self.drop_control();
+            }
         }
-        for (id, kept) in &self.kept {
-            if let Some(channel) = &kept.channel {
-                let reading = if may_read && kept.untaken_bytes < MAX_UNTAKEN { POLLIN } else { 0 };
-                let events = reading | sending(channel);
-                // One that has gone would wake us for ever; its end is told by SIGCHLD too.
-                if events != 0 {
-                    add(channel.fd.0, events, Source::Agent(*id));
+        let may_read = self.may_read();
+        if may_read {
+            self.changed.append(&mut self.held_back);
+        }
+        for id in std::mem::take(&mut self.changed) {
+            if let Some(Kept { channel: Some(channel), watched, untaken_bytes, pid, .. }) = self.kept.get_mut(&id) {
+                let reading = if may_read && *untaken_bytes < MAX_UNTAKEN { POLLIN } else { 0 };
+                if !may_read {
+                    self.held_back.push(id);
+                }
+                if self.wakes.change(&channel.fd, Source::Agent(id), watched, reading | sending(channel)).is_err() {
+                    // Nobody would hear it any more.
+                    let _ = sys::send_signal(*pid, sys::SIGKILL);
                 }
             }
         }
-        add(signal_fd, POLLIN, Source::Signals);
-        // Last: a new connection is told what there is now.
-        add(self.listener.0, POLLIN, Source::Listener);
-        (polls, sources)
+    }
+
+    fn drop_control(&mut self) {
+        if let Some(control) = self.control.take() {
+            let _ = self.wakes.change(&control.fd, Source::Control, &mut self.control_watched, 0);
+        }
+    }
+
+    fn drop_channel(&mut self, id: u32) {
+        if let Some(kept) = self.kept.get_mut(&id) {
+            if let Some(channel) = kept.channel.take() {
+                let _ = self.wakes.change(&channel.fd, Source::Agent(id), &mut kept.watched, 0);
+            }
+        }
+    }
+
+    fn drop_kept(&mut self, id: u32) {
+        self.drop_channel(id);
+        self.kept.remove(&id);
     }
 
     fn tell(&mut self, kind: u8, id: u32, payload: &[u8]) {
@@ -200,6 +238,7 @@ impl Keeper {
             return;
         }
         self.was_connected = true;
+        self.drop_control();
         self.control = Some(Channel::held(fd, 0));
         let mut ready = wire::VERSION.to_le_bytes().to_vec();
         wire::put_bytes(&mut ready, crate::BUILD.as_bytes());
@@ -233,12 +272,12 @@ impl Keeper {
             None => return,
         };
         if !open {
-            self.control = None;
+            self.drop_control();
             return;
         }
         for frame in frames {
             if self.handle(frame).is_none() {
-                self.control = None;
+                self.drop_control();
                 return;
             }
         }
@@ -247,6 +286,7 @@ impl Keeper {
     /// None for what cannot be understood. What is about a sandbox that has ended meanwhile is no error.
     fn handle(&mut self, frame: Frame) -> Option<()> {
         let id = frame.id;
+        self.changed.push(id);
         let mut r = Reader::new(&frame.payload);
         match frame.kind {
             wire::HOLD => {
@@ -318,9 +358,7 @@ impl Keeper {
                         kept.forgotten = true;
                         kept.kill();
                     }
-                    _ => {
-                        self.kept.remove(&id);
-                    }
+                    _ => self.drop_kept(id),
                 }
             }
             _ => return None,
@@ -355,6 +393,7 @@ impl Keeper {
             is_foreign: false,
             greeted: false,
             channel: None,
+            watched: 0,
             status: 0,
             failure: Vec::new(),
             groups: Vec::new(),
@@ -412,10 +451,12 @@ impl Keeper {
         channel.fds.clear();
         if !open {
             // It has ended, or it says what no agent says.
-            kept.channel = None;
             kept.kill();
         }
         let lost = if !open && kept.is_foreign && !oci::is_there(kept.pid) { kept.pid } else { 0 };
+        if !open {
+            self.drop_channel(id);
+        }
         for frame in frames {
             self.from_agent(id, frame);
         }
@@ -464,16 +505,16 @@ impl Keeper {
             }
             self.read_agent(id, POLLIN);
         }
+        self.drop_channel(id);
         let kept = match self.kept.get_mut(&id) {
             Some(kept) => kept,
             None => return,
         };
         if kept.forgotten {
-            self.kept.remove(&id);
+            self.drop_kept(id);
             return;
         }
         // Its control groups stay until Node has looked at them: they know whether memory ran out.
-        kept.channel = None;
         kept.pid = 0;
         kept.status = status;
         if kept.failure.is_empty() {

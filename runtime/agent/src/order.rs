@@ -102,6 +102,8 @@ pub struct Cgroup {
     pub folder: Vec<u8>,
     /// A v1 cpuset group has no processors and no memory until it is given some.
     pub is_cpuset: bool,
+    /// One for all sandboxes: it stays when this one has ended.
+    pub is_shared: bool,
     pub writes: Vec<(Vec<u8>, Vec<u8>)>,
     /// Of a v2 group: struct bpf_insn, for BPF_CGROUP_DEVICE. Empty: none.
     pub device_program: Vec<u8>,
@@ -124,9 +126,12 @@ pub fn parse_preparation(payload: &[u8]) -> Option<Preparation> {
         stdio,
         namespaces: r.u64()?,
         cgroups: r.list(|r| {
+            let folder = r.text()?;
+            let kind = r.u8()?;
             Some(Cgroup {
-                folder: r.text()?,
-                is_cpuset: r.u8()? != 0,
+                folder,
+                is_cpuset: kind & 1 != 0,
+                is_shared: kind & 2 != 0,
                 writes: r.list(|r| Some((r.text()?, r.bytes()?)))?,
                 device_program: r.bytes()?,
                 leaf: r.text()?,

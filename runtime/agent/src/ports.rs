@@ -194,8 +194,9 @@ impl Ports {
             return;
         }
         let room = (connection.limit - connection.received).min(PART as u64) as usize;
-        let mut part = [0u8; PART];
-        match sys::read_fd(connection.fd.0, &mut part[..room]) {
+        // Not on the stack: what the agent's loop once needed of that would stay its own.
+        let mut part = vec![0u8; room];
+        match sys::read_fd(connection.fd.0, &mut part) {
             Ok(0) => {
                 connection.ended = true;
                 channel.send(wire::RECEIVED_END, id, &[]);

@@ -12,6 +12,15 @@ pub struct PollFd {
     pub revents: c_short,
 }
 
+/// struct epoll_event, which x86 packs.
+#[cfg_attr(target_arch = "x86_64", repr(C, packed))]
+#[cfg_attr(not(target_arch = "x86_64"), repr(C))]
+#[derive(Clone, Copy)]
+pub struct EpollEvent {
+    pub events: u32,
+    pub token: u64,
+}
+
 #[repr(C)]
 pub struct IoVec {
     pub base: *mut c_void,
@@ -151,6 +160,13 @@ extern "C" {
     fn sync();
     fn chroot(p: *const c_char) -> c_int;
     fn clock_gettime(clock: c_int, t: *mut [i64; 2]) -> c_int;
+    fn epoll_create1(flags: c_int) -> c_int;
+    fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut EpollEvent) -> c_int;
+    fn epoll_wait(epoll: c_int, events: *mut EpollEvent, n: c_int, ms: c_int) -> c_int;
+    #[cfg(target_env = "gnu")]
+    fn mallopt(parameter: c_int, value: c_int) -> c_int;
+    #[cfg(target_env = "gnu")]
+    fn malloc_trim(pad: usize) -> c_int;
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -443,6 +459,43 @@ pub fn is_open(fd: i32) -> bool {
 
 pub fn poll_fds(fds: &mut [PollFd], ms: i32) -> i32 {
     unsafe { poll(fds.as_mut_ptr(), fds.len() as c_ulong, ms) }
+}
+
+pub fn new_epoll() -> Result<Fd> {
+    check(unsafe { epoll_create1(O_CLOEXEC) }).map(Fd)
+}
+/// `events` are poll's bits. What was watched for `was` (0: not at all) is from now on for `now`.
+pub fn change_watch(epoll: i32, fd: i32, token: u64, was: i16, now: i16) -> Result<()> {
+    const ADD: c_int = 1;
+    const REMOVE: c_int = 2;
+    const MODIFY: c_int = 3;
+    let operation = match (was, now) {
+        (_, 0) => REMOVE,
+        (0, _) => ADD,
+        _ => MODIFY,
+    };
+    let mut event = EpollEvent { events: now as u32, token };
+    check(unsafe { epoll_ctl(epoll, operation, fd, &mut event) }).map(|_| ())
+}
+/// How many of `events` are told; waits until there is one.
+pub fn wait_for_events(epoll: i32, events: &mut [EpollEvent]) -> usize {
+    let n = unsafe { epoll_wait(epoll, events.as_mut_ptr(), events.len() as c_int, -1) };
+    n.max(0) as usize
+}
+
+/// Memory of more than a few pages is the kernel's again as soon as it is freed, for a process that mostly waits. musl's does so by itself.
+pub fn return_large_memory() {
+    #[cfg(target_env = "gnu")]
+    {
+        const M_TOP_PAD: c_int = -2;
+        const M_MMAP_THRESHOLD: c_int = -3;
+        unsafe {
+            mallopt(M_MMAP_THRESHOLD, 16 << 10);
+            // What lies in stock at the end of the heap would be given out first, whatever the size.
+            mallopt(M_TOP_PAD, 0);
+            malloc_trim(0);
+        }
+    }
 }
 
 pub fn sig_set(signals: &[i32]) -> SigSet {

@@ -88,6 +88,7 @@ pub const SEND_END: u8 = 63;
 pub const TAKE: u8 = 64;
 pub const CLOSE: u8 = 65;
 pub const WATCH: u8 = 66;
+pub const LIFETIME: u8 = 67;
 /// Host to what takes tasks (task.rs); the id means nothing.
 pub const CONFIGURE: u8 = 90;
 pub const TASK_FILE: u8 = 91;
@@ -100,6 +101,7 @@ pub const TASK_FETCHED: u8 = 193;
 pub const TASK_END: u8 = 194;
 pub const TASK_CLEANED: u8 = 195;
 pub const TASK_FAILED: u8 = 196;
+pub const TASK_BEGUN: u8 = 197;
 /// Agent to host.
 pub const HELLO: u8 = 150;
 pub const RUNS: u8 = 151;
@@ -375,5 +377,5 @@ impl Channel {
 
 /// More is sent at once.
 const HELD_BYTES: usize = 32 << 10;
-/// A buffer that was needed once is not kept for ever.
-const KEPT_CAPACITY: usize = 64 << 10;
+/// A buffer that was needed once is not kept for ever: there are two for each sandbox, in its agent and in the keeper.
+const KEPT_CAPACITY: usize = 4 << 10;

@@ -88,7 +88,15 @@ fn at(stage: Stage) -> impl Fn(i32) -> Failed {
 /// Processor time of a group is asked for that often, where it is limited.
 const CPU_ROUND_MS: i32 = 20;
 
-pub fn run(step: &Step, plan: &Plan, groups: &Groups, signals: i32, fork: Option<&Fork>) -> std::result::Result<Outcome, Failed> {
+/// `begin` is called before anything of the step runs, after all that can fail before that.
+pub fn run(
+    step: &Step,
+    plan: &Plan,
+    groups: &Groups,
+    signals: i32,
+    fork: Option<&Fork>,
+    begin: impl FnOnce() -> sys::Result<()>,
+) -> std::result::Result<Outcome, Failed> {
     // Before the limits are written: a v2 group that holds more already (a fork of the interpreter) is ended by that.
     let killed_before = groups.killed();
     match groups.write(&step.writes) {
@@ -103,6 +111,7 @@ pub fn run(step: &Step, plan: &Plan, groups: &Groups, signals: i32, fork: Option
     for end in [&in_end, &out_end, &err_end] {
         let _ = sys::change_owner(end.0, plan.uid, plan.gid);
     }
+    begin().map_err(at(Stage::Stdio))?;
     let cpu_before = groups.cpu_us();
     let used_before = children_us();
     let began = now_us();

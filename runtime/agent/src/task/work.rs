@@ -85,7 +85,9 @@ fn work(
         if one.forked && fork.is_none() {
             return Err(sys::EINVAL).at(Stage::Order, b"a fork of an interpreter that there is not");
         }
-        match step::run(one, plan, groups, signals, fork) {
+        // Before that, no program of the task has run: it can be given to another container.
+        let begin = || if number == 0 { link.send(wire::TASK_BEGUN, &[]) } else { Ok(()) };
+        match step::run(one, plan, groups, signals, fork, begin) {
             Ok(outcome) => {
                 // With what comes after it: nobody can use it before.
                 link.hold(wire::STEP_DONE, &done_payload(number, &outcome));
