@@ -41,7 +41,7 @@ export const RING_FLAG = {
   DEFER_TASKRUN: 1 << 13,
 } as const;
 
-export const RING_OPERATION = { NOP: 0, FSYNC: 3, READ: 22, WRITE: 23, URING_CMD: 46 } as const;
+export const RING_OPERATION = { NOP: 0, FSYNC: 3, ASYNC_CANCEL: 14, READ: 22, WRITE: 23, URING_CMD: 46 } as const;
 export const FSYNC_DATASYNC = 1;
 
 export interface RingOptions {

@@ -11,7 +11,7 @@
 import { randomUUID } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { mkdir, readdir, rename, rm } from 'node:fs/promises';
-import { dirname, isAbsolute, join, resolve } from 'node:path';
+import { basename, dirname, isAbsolute, join, resolve } from 'node:path';
 import { failPoint, systemCode } from '#base';
 import { replaceFile, syncFolder } from '#linux';
 import { type DiskConfig, diskConfigText, lowerPlaces, readDiskConfig } from './config/config-v1.ts';
@@ -283,7 +283,7 @@ export async function readConfig(folder: string): Promise<DiskConfig> {
     return await readDiskConfig(join(folder, CONFIG));
   } catch (error) {
     if (systemCode(error) !== 'ENOENT') throw error;
-    throw fail('DISK_NOT_FOUND', { folder }, error);
+    throw fail('DISK_NOT_FOUND', { folder, name: basename(folder) }, error);
   }
 }
 

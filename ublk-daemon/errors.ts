@@ -82,8 +82,8 @@ export const ublkDaemonErrors = {
     http: 400,
   },
   DISK_NOT_FOUND: {
-    message: '{folder}: no disk: it has no config.v1.json',
-    hint: 'check the name',
+    message: 'there is no disk {name}: {folder} has no config.v1.json',
+    hint: '`dsec disk ls` lists the disks of this machine',
     exit: 4,
     http: 404,
   },
@@ -399,6 +399,13 @@ export const ublkDaemonErrors = {
     retryable: true,
     exit: 1,
     http: 409,
+  },
+  UBLK_TIMEOUT: {
+    message: 'ublk device {id}: the kernel has not ended {command} in {seconds} s',
+    hint: 'it waits for requests that nobody answers, or for a queue that nobody serves; ask again when that is mended, or end the server of the device',
+    retryable: true,
+    exit: 1,
+    http: 504,
   },
   UBLK_UNAVAILABLE: {
     message: 'no ublk here: {reason}',

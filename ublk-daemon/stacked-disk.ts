@@ -273,17 +273,19 @@ export class StackedDisk implements BlockTarget, Immediate, Extents {
   /**
    * What was written above the first `layers` lowers, as one layer: an increment of them. 0: the whole disk. As of the moment when
    * what was answered before has been flushed: writes go on meanwhile, and are not in it.
+   * @param options.onFrozen Called at that moment.
    * @throws DISK_SPARSE_UNSUPPORTED where writes happen in place, unless nobody writes (`quiet`)
    */
   async commitAbove(
     layers: number,
     path: string,
-    options: Omit<CommitOptions, 'virtualSize'> & { readonly quiet?: boolean },
+    options: Omit<CommitOptions, 'virtualSize'> & { readonly quiet?: boolean; readonly onFrozen?: () => void },
   ): Promise<CommittedLayer> {
-    const { quiet = true, ...identity } = options;
+    const { quiet = true, onFrozen, ...identity } = options;
     this.checkFrozen(quiet);
     await this.flush();
     const { index, sources } = this.freezeAbove(layers);
+    onFrozen?.();
     const parentUuid = this.layers[layers - 1]?.uuid;
     const done = commitLayer(path, index, sources, { parentUuid, ...identity, virtualSize: this.sizeBytes });
     this.upper?.track(done);

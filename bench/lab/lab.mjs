@@ -9,6 +9,8 @@ import { join } from 'node:path';
 import { archiveOf, initrdOf } from './initrd.mjs';
 import { LabUnavailable, labCache, labKernel, must } from './kernel.mjs';
 
+/** An instruction a nanosecond. */
+const COUNTED_KHZ = 1_000_000;
 /** Nested, some hosts refuse to have this register set. */
 const KVM_PROCESSOR = 'host,-arch-capabilities';
 
@@ -20,6 +22,7 @@ const KVM_PROCESSOR = 'host,-arch-capabilities';
  * @property {number} [scratchMiB] Of the disk at /lab; takes what is written to it.
  * @property {number} [timeoutMs] Then the lab is switched off, and the status is 124.
  * @property {boolean} [emulate] Without KVM even where it works.
+ * @property {boolean} [count] Emulated, with a clock that counts instructions: each takes 1 ns, of whatever processor, and nobody's load is in it.
  * @property {string} [series] Of its kernel; else $DSEC_LAB_KERNEL, else 6.12.
  * @property {readonly string[]} [kernelArguments]
  * @property {readonly string[]} [qemuArguments]
@@ -36,7 +39,7 @@ const KVM_PROCESSOR = 'host,-arch-capabilities';
 export async function runInLab(command, options = {}) {
   const kernel = labKernel(options.series ?? process.env.DSEC_LAB_KERNEL);
   const initrd = initrdOf(kernel);
-  const kvm = options.emulate !== true && kvmWorks();
+  const kvm = options.emulate !== true && options.count !== true && kvmWorks();
   const folder = mkdtempSync(join(tmpdir(), 'dsec-lab-'));
   try {
     const scratch = join(folder, 'scratch.ext4');
@@ -69,7 +72,7 @@ async function boot({ kernel, kvm, folder, scratch, options }) {
   const words = [
     'console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr',
     // Emulated, the kernel cannot measure its clock.
-    ...(kvm ? [] : [`tsc=reliable tsc_early_khz=${clockKhz()} no_timer_check`]),
+    ...(kvm ? [] : [`tsc=reliable tsc_early_khz=${options.count ? COUNTED_KHZ : clockKhz()} no_timer_check`]),
     `lab.modules=${kernel.base}/lib/modules/${kernel.version}`,
     ...kernelArguments,
   ];
@@ -77,7 +80,8 @@ async function boot({ kernel, kvm, folder, scratch, options }) {
   const status = join(folder, 'status');
   const args = [
     ...['-nodefaults', '-no-user-config', '-display', 'none', '-no-reboot', '-M', 'q35'],
-    ...(kvm ? ['-accel', 'kvm'] : ['-accel', 'tcg,thread=multi,tb-size=512']),
+    ...(kvm ? ['-accel', 'kvm'] : ['-accel', `tcg,thread=${options.count ? 'single' : 'multi'},tb-size=512`]),
+    ...(options.count ? ['-icount', 'shift=0,sleep=off'] : []),
     ...['-cpu', kvm ? KVM_PROCESSOR : 'max', '-smp', String(processors), '-m', String(memoryMiB)],
     ...['-kernel', kernel.image, '-initrd', join(folder, 'initrd'), '-append', words.join(' ')],
     ...['-serial', `file:${console}`, '-device', 'virtio-serial-pci'],
@@ -128,9 +132,11 @@ const PROBE_MS = 10_000;
 
 /**
  * Whether a machine under KVM runs: tried, since on many virtual machines /dev/kvm is there, makes a machine, and then nothing in it
- * ever moves. The answer is kept until the next boot.
+ * ever moves. The answer is kept until the next boot. Without the processor's own support it is not tried: what KVM does without runs a
+ * boot sector, and stops at the first instruction of a kernel that it does not know.
  */
 export function kvmWorks() {
+  if (!/^flags\s*:.* (vmx|svm)( |$)/m.test(textOf('/proc/cpuinfo'))) return false;
   const kept = join(labCache, `kvm-${textOf('/proc/sys/kernel/random/boot_id').trim()}`);
   const known = textOf(kept);
   if (known !== '') return known === 'yes';

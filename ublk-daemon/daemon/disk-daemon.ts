@@ -215,9 +215,12 @@ export class DiskDaemon {
       // A full state folder is no reason to keep a disk attached.
       await this.#save().catch(() => {});
       const done = this.#end(entry).finally(() => {
+        if (entry.disk !== undefined) return;
         this.#entries.delete(name);
         this.#options.log('info', 'detached', { disk: name, at: entry.row.at });
       });
+      // Nobody may be waiting for it any more.
+      done.catch((error: unknown) => this.#remain(entry, error));
       return (await isDone(done, this.#detachMs)) ? { name, state: 'detached' } : { name, state: 'detaching' };
     });
   }
@@ -329,10 +332,30 @@ export class DiskDaemon {
     disk.stop();
     try {
       await disk.attachment.detach(GRACE_MS);
+    } catch (error) {
+      // The kernel has not let go of it, so it is served and open still.
+      if (systemCode(error) === 'UBLK_TIMEOUT') throw error;
+      await this.#closed(entry, disk);
+      throw error;
+    }
+    await this.#closed(entry, disk);
+  }
+
+  async #closed(entry: Entry, { source }: AttachedDisk): Promise<void> {
+    try {
+      await source.target.close();
     } finally {
-      await disk.source.target.close();
       entry.disk = undefined;
     }
+  }
+
+  /** It could not be detached: it is in the list and in the table as one that failed, and detaching it is tried again when it is asked for. */
+  async #remain(entry: Entry, error: unknown): Promise<void> {
+    if (entry.disk === undefined) return;
+    entry.state = 'failed';
+    entry.problem = messageOf(error);
+    this.#options.log('error', 'not detached', { disk: entry.row.name, at: entry.row.at, problem: entry.problem });
+    await this.#save().catch(() => {});
   }
 
   async #leave({ disk }: Entry): Promise<void> {

@@ -17,6 +17,7 @@ import { CountedTarget } from '../daemon/counted-target.ts';
 import { type DaemonOptions, DiskDaemon } from '../daemon/disk-daemon.ts';
 import { DiskTable } from '../daemon/disk-table.ts';
 import { createNamedDisk } from '../disks.ts';
+import { fail } from '../errors.ts';
 import { immediateOf } from '../target/capabilities.ts';
 import { openFileTarget } from '../target/file-target.ts';
 import { MemoryTarget } from './memory-target.ts';
@@ -271,6 +272,28 @@ describe('the daemon', () => {
     };
     await expect(daemon.detach('a')).rejects.toThrow('no flush');
     expect(daemon.list()).toEqual([]);
+    await daemon.close();
+  });
+
+  test('a disk that the kernel does not let go of stays open and in the table, and is detached when it is asked for again', async () => {
+    await createNamedDisk('a', { sizeBytes: MIB }, join(folder, 'disks'));
+    const daemon = await start();
+    await daemon.attach({ name: 'a', kind: 'disk', way: 'nbd' });
+    const { attachment, source } = daemon.attached('a');
+    const detach = attachment.detach.bind(attachment);
+    const late = fail('UBLK_TIMEOUT', { command: 'STOP_DEV', id: 3, seconds: 60 });
+    attachment.detach = () => Promise.reject(late);
+    await expect(daemon.detach('a')).rejects.toBe(late);
+    await expect.poll(() => daemon.view('a')).toMatchObject({ state: 'failed', problem: late.message });
+    expect(await source.target.read(0, 512)).toEqual(Buffer.alloc(512));
+    await expect
+      .poll(() => JSON.parse(readFileSync(join(folder, 'state/table.json'), 'utf8')).disks)
+      .toMatchObject([{ name: 'a' }]);
+    expect(notes.at(-1)).toContain('error not detached');
+    attachment.detach = detach;
+    expect(await daemon.detach('a')).toEqual({ name: 'a', state: 'detached' });
+    expect(daemon.list()).toEqual([]);
+    expect(JSON.parse(readFileSync(join(folder, 'state/table.json'), 'utf8')).disks).toEqual([]);
     await daemon.close();
   });
 });

@@ -53,7 +53,10 @@ export interface UblkDevice {
   readonly path: string;
   /** Rejects when a thread fails: then the device waits for `recover`, or for `stop`. */
   readonly failed: Promise<never>;
-  /** Ends and deletes the device. What the target has not answered `graceMs` (5 s) later fails with EIO. Twice is no error. */
+  /**
+   * Ends and deletes the device. What the target has not answered `graceMs` (5 s) later fails with EIO. Twice is no error.
+   * @throws UBLK_TIMEOUT where the kernel does not end it: it may be asked again, and until then the target is in use
+   */
   stop(graceMs?: number): Promise<void>;
   /** Whether another process can take it over: not those of users that are not root. They fail with this process. */
   readonly recoverable: boolean;
@@ -68,7 +71,7 @@ const MIB = 2 ** 20;
 /**
  * Without CAP_SYS_ADMIN the device is an unprivileged one: its user's alone, not recoverable, and ended by the kernel with this process
  * when a request takes longer than 30 s.
- * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_NODE where nobody gives this user the device's file
+ * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_TIMEOUT, UBLK_NODE where nobody gives this user the device's file
  */
 export async function serveUblk(options: UblkOptions): Promise<UblkDevice> {
   const { target, queues = 1, depth = 64, maxIoBytes = MIB, id = -1, mark } = options;
@@ -99,7 +102,7 @@ const RECOVERY_MS = 60_000;
 
 /**
  * Takes over a device whose server has died. The target has to be the same disk.
- * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_SERVED where another process still serves it
+ * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_TIMEOUT, UBLK_SERVED where another process still serves it
  */
 export async function recoverUblk(id: number, target: BlockTarget): Promise<UblkDevice> {
   const control = new UblkControl();
@@ -138,7 +141,7 @@ async function startRecovery(control: UblkControl, id: number): Promise<void> {
 /**
  * Stops and deletes a device that nobody serves: what waits on it fails. False: there is none. One that is served is left alone, since
  * stopping it would wait for its server, perhaps for ever.
- * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_SERVED
+ * @throws UBLK_UNAVAILABLE, UBLK_COMMAND, UBLK_SERVED, UBLK_TIMEOUT
  */
 export async function removeUblk(id: number): Promise<boolean> {
   const control = new UblkControl();
@@ -371,7 +374,10 @@ class Serving implements UblkDevice {
   }
 
   stop(graceMs = 5000): Promise<void> {
-    this.#stopped ??= this.#stop(graceMs);
+    this.#stopped ??= this.#stop(graceMs).catch((error) => {
+      if (systemCode(error) === 'UBLK_TIMEOUT') this.#stopped = undefined;
+      throw error;
+    });
     return this.#stopped;
   }
 
@@ -381,12 +387,17 @@ class Serving implements UblkDevice {
   }
 
   async #leave(): Promise<void> {
+    this.#dismiss();
+    await this.#detach();
+    await this.#control.close();
+  }
+
+  /** Tells the threads to leave the device to the next server. */
+  #dismiss(): void {
     for (const { port, wake } of this.#queues) {
       port.postMessage(LEAVE);
       raiseEventFd(wake);
     }
-    await this.#detach();
-    await this.#control.close();
   }
 
   async #stop(graceMs: number): Promise<void> {
@@ -394,13 +405,17 @@ class Serving implements UblkDevice {
     const timer = setTimeout(() => {
       for (const queue of this.#queues) for (const tag of queue.owed) this.#answer(queue, tag, -EIO);
     }, graceMs);
+    let last = true;
     try {
-      await this.#control.stop(this.id);
+      await this.#control.stop(this.id, graceMs);
       await this.#detach();
       await this.#control.remove(this.id);
+    } catch (error) {
+      last = systemCode(error) !== 'UBLK_TIMEOUT';
+      throw error;
     } finally {
       clearTimeout(timer);
-      await this.#control.close();
+      if (last) await this.#control.close();
     }
   }
 
@@ -427,7 +442,7 @@ class Serving implements UblkDevice {
   async abandon(added: number | undefined): Promise<void> {
     if (added !== undefined) {
       // Ends the threads that wait for requests.
-      await this.#control.stop(added).catch(() => {});
+      await this.#control.stop(added).catch(() => this.#dismiss());
       await this.#detach();
       await this.#control.remove(added).catch(() => {});
     }
