@@ -1,9 +1,11 @@
 /**
  * Creations a second through the apiserver, IAM (SQLite) and placement, onto simulated edges in processes of their own: real HTTP, real admission, no
- * containers. One at a time from many clients, then a burst by one request. `--n`: how many one by one; `--profile=FOLDER`: where the time of each service goes; `--full`: 160 edges, 380,000 held first (`--hold`), a burst of 32,000.
+ * containers. One at a time from many clients, then a burst by one request. `--n`: how many one by one; `--apiservers=N`: so many
+ * of them, over PostgreSQL; `--profile=FOLDER`: where the time of each service goes; `--full`: 160 edges, 380,000 held first (`--hold`), a burst of 32,000.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
@@ -12,6 +14,7 @@ import { profileOptions, selfTimes } from './cpu-profile.ts';
 import { DsecCommand } from './dsec-command.ts';
 import { fail } from './errors.ts';
 import { folderOption, hasFlag, numberOption } from './options.ts';
+import { type PostgresServer, startPostgres } from './postgres-server.ts';
 import { RawConnection } from './raw-http-client.ts';
 import { printTable } from './results.ts';
 import { median, quantile } from './sample.ts';
@@ -26,8 +29,10 @@ const BATCH = 32_000;
 const START_SECONDS = 300;
 const TICKS_A_SECOND = 100;
 const REST_MS = 45_000;
+/** As bin/dsec has node run it. */
+const API_OPTIONS = ['--max-semi-space-size=64'];
 /** Whose processor time is told: the client and the simulated edges are what measures. */
-const PARTS = ['client', 'api', 'edges', 'watcher'] as const;
+const PARTS = ['client', 'api', 'database', 'edges', 'watcher'] as const;
 
 export const benchmark: Benchmark = {
   name: 'cluster-scale',
@@ -45,6 +50,8 @@ async function measure(folder: string): Promise<Result> {
   const burst = full ? BATCH : Math.min(BATCH, count);
   const hold = full ? numberOption('hold', 380_000) : 0;
   const edges = full ? 160 : 40;
+  /** 0: one over SQLite, whose time is its own. */
+  const servers = numberOption('apiservers', 0);
   const children: ChildProcess[] = [];
   const profiles = folderOption('profile');
   const profiled = (service: string) => (profiles === undefined ? [] : profileOptions(join(profiles, service)));
@@ -57,7 +64,11 @@ async function measure(folder: string): Promise<Result> {
     full ? 4 : 2,
     profiled('edges'),
   );
+  // Not in the scratch folder, which is one user's alone: PostgreSQL does not run as root.
+  const postgresFolder = servers === 0 ? undefined : mkdtempSync(join(tmpdir(), 'dsec-bench-pg-'));
+  let postgres: PostgresServer | undefined;
   try {
+    if (postgresFolder !== undefined) postgres = startPostgres(postgresFolder);
     const dsec = new DsecCommand(folder);
     const tree = join(folder, 'tree');
     mkdirSync(tree);
@@ -67,7 +78,10 @@ async function measure(folder: string): Promise<Result> {
     writeFileSync(list, simulated.edges.map(({ edge, url }) => `${edge} ${url}\n`).join(''));
     const env = { ...process.env, ...dsec.env, DSEC_CLUSTER_TOKEN: TOKEN };
     const serve = (ready: RegExp, ...args: string[]) =>
-      started(children, dsec, env, ready, args, profiled(args[1] ?? ''));
+      started(children, dsec, env, ready, args, [
+        ...(args[1] === 'apiserver' ? API_OPTIONS : []),
+        ...profiled(args[1] ?? ''),
+      ]);
     const watcher = await serve(
       /^watcher at (\S+)/m,
       'serve',
@@ -78,27 +92,33 @@ async function measure(folder: string): Promise<Result> {
       list,
     );
     const tokenFile = join(folder, 'admin-token');
-    const database = ['--database', `sqlite:${join(folder, 'iam.db')}`];
+    const database = ['--database', postgres?.url ?? `sqlite:${join(folder, 'iam.db')}`];
     const limits = ['--rate-limit', '0', '--creates', '1024', '--log-level', 'warn'];
-    const api = await serve(
-      /^apiserver at (\S+)/m,
-      ...['serve', 'apiserver', '--listen', '127.0.0.1:0', '--watcher', watcher.url, '--admin-token-file', tokenFile],
-      ...database,
-      ...limits,
-    );
-    const client = new Client(api.url, readFileSync(tokenFile, 'utf8').trim());
-    await client.allHealthy(edges);
+    const apis: Awaited<ReturnType<typeof serve>>[] = [];
+    while (apis.length < Math.max(1, servers)) {
+      const api = await serve(
+        /^apiserver at (\S+)/m,
+        ...['serve', 'apiserver', '--listen', '127.0.0.1:0', '--watcher', watcher.url, '--admin-token-file', tokenFile],
+        ...database,
+        ...limits,
+      );
+      apis.push(api);
+    }
+    const token = readFileSync(tokenFile, 'utf8').trim();
+    const clients = new Clients(apis.map(({ url }) => new Client(url, token)));
+    await clients.allHealthy(edges);
 
     const parts = (): Parts => ({
       client: (process.cpuUsage().user + process.cpuUsage().system) / 1e6,
-      api: usageOf(api.pid).cpuSeconds,
+      api: apis.reduce((sum, { pid }) => sum + usageOf(pid).cpuSeconds, 0),
+      database: (postgres?.cpuMs() ?? 0) / 1000,
       edges: simulated.usage().cpuSeconds,
       watcher: usageOf(watcher.pid).cpuSeconds,
     });
     const start = parts();
     let holding = { seconds: 0, failed: 0 };
     for (let held = 0; held < hold; held += BATCH) {
-      const { seconds, failed } = await client.batch(Math.min(BATCH, hold - held));
+      const { seconds, failed } = await clients.batch(Math.min(BATCH, hold - held));
       holding = { seconds: holding.seconds + seconds, failed: holding.failed + failed };
     }
     const full0 = parts();
@@ -106,14 +126,14 @@ async function measure(folder: string): Promise<Result> {
     const restMs = full ? REST_MS : 2000;
     await sleep(restMs);
     const before = parts();
-    const one = await client.oneByOne(count);
+    const one = await clients.oneByOne(count);
     const after = parts();
-    const many = await client.batch(burst);
+    const many = await clients.batch(burst);
     const last = parts();
-    const apiBytes = usageOf(api.pid).residentBytes;
+    const apiBytes = apis.reduce((sum, { pid }) => sum + usageOf(pid).residentBytes, 0);
     const watcherBytes = usageOf(watcher.pid).residentBytes;
-    const steps = await client.steps();
-    await client.close();
+    const steps = await clients.steps();
+    await clients.close();
 
     const rate = count / one.seconds;
     const resting = each(full0, before, restMs / 1000);
@@ -161,6 +181,7 @@ async function measure(folder: string): Promise<Result> {
       watcherBytes,
       edgesBytes: simulated.usage().residentBytes,
       edges,
+      apiservers: apis.length,
       held: hold,
       failed: one.failed + many.failed + holding.failed,
       steps,
@@ -168,6 +189,8 @@ async function measure(folder: string): Promise<Result> {
   } finally {
     await Promise.all(children.map(ended));
     await simulated.close();
+    postgres?.stop();
+    if (postgresFolder !== undefined) rmSync(postgresFolder, { recursive: true, force: true });
     if (profiles !== undefined)
       for (const service of ['apiserver', 'edges', 'watcher']) printProfile(profiles, service);
   }
@@ -194,6 +217,63 @@ function rounded(parts: Parts): Parts {
   return Object.fromEntries(PARTS.map((part) => [part, round(parts[part])])) as Parts;
 }
 
+interface OneByOne extends Many {
+  readonly ms: number[];
+}
+
+interface Many {
+  readonly seconds: number;
+  readonly failed: number;
+}
+
+interface Step {
+  readonly step: string;
+  readonly meanMs: number;
+  readonly p50Ms: number;
+  readonly p99Ms: number;
+}
+
+/** Of several API servers, each with its part of the work, all at once. */
+class Clients {
+  readonly #all: readonly Client[];
+
+  constructor(all: readonly Client[]) {
+    this.#all = all;
+  }
+
+  async allHealthy(count: number): Promise<void> {
+    await Promise.all(this.#all.map((client) => client.allHealthy(count)));
+  }
+
+  async oneByOne(count: number): Promise<OneByOne> {
+    const part = Math.ceil(count / this.#all.length);
+    const connections = Math.ceil(CLIENTS / this.#all.length);
+    const all = await Promise.all(this.#all.map((client) => client.oneByOne(part, connections)));
+    return { ...together(all), ms: all.flatMap(({ ms }) => ms) };
+  }
+
+  async batch(count: number): Promise<Many> {
+    const part = Math.ceil(count / this.#all.length);
+    return together(await Promise.all(this.#all.map((client) => client.batch(part))));
+  }
+
+  /** Of the first one. */
+  async steps(): Promise<Step[]> {
+    return (await this.#all[0]?.steps()) ?? [];
+  }
+
+  async close(): Promise<void> {
+    await Promise.all(this.#all.map((client) => client.close()));
+  }
+}
+
+function together(all: readonly Many[]): Many {
+  return {
+    seconds: Math.max(...all.map(({ seconds }) => seconds)),
+    failed: all.reduce((sum, { failed }) => sum + failed, 0),
+  };
+}
+
 class Client {
   readonly #pool: Pool;
   readonly #headers: Record<string, string>;
@@ -215,7 +295,7 @@ class Client {
     throw new Error('not all edges became healthy in five minutes');
   }
 
-  async oneByOne(count: number): Promise<{ seconds: number; ms: number[]; failed: number }> {
+  async oneByOne(count: number, connections: number): Promise<OneByOne> {
     const ms: number[] = [];
     let failed = 0;
     let left = count;
@@ -231,11 +311,11 @@ class Client {
       }
       connection.close();
     };
-    await Promise.all(Array.from({ length: CLIENTS }, worker));
+    await Promise.all(Array.from({ length: connections }, worker));
     return { seconds: (performance.now() - from) / 1000, ms, failed };
   }
 
-  async batch(count: number): Promise<{ seconds: number; failed: number }> {
+  async batch(count: number): Promise<Many> {
     const from = performance.now();
     const { body } = await this.#pool.request({
       method: 'POST',
@@ -254,7 +334,7 @@ class Client {
   }
 
   /** From the apiserver's own histograms: quantiles are upper bounds of buckets. */
-  async steps(): Promise<{ step: string; meanMs: number; p50Ms: number; p99Ms: number }[]> {
+  async steps(): Promise<Step[]> {
     const { body } = await this.#pool.request({ method: 'GET', path: '/metrics', headers: this.#headers });
     const text = await body.text();
     return ['layers', 'reserve', 'asking', 'edge', 'placed'].flatMap((step) => {

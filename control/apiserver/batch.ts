@@ -81,8 +81,8 @@ async function* linesOf(maker: SandboxMaker, caller: Caller, batch: Batch): Asyn
   let running = 0;
   let wake = () => {};
   const one = async (index: number) => {
-    const told = await answerTo(maker, caller, batch.at(index));
-    lines.push(`${JSON.stringify({ index, ...told })}\n`);
+    const told = await answerTo(maker, caller, batch, index);
+    lines.push(`${JSON.stringify(told)}\n`);
     running--;
     wake();
   };
@@ -103,10 +103,10 @@ async function* linesOf(maker: SandboxMaker, caller: Caller, batch: Batch): Asyn
   }
 }
 
-async function answerTo(maker: SandboxMaker, caller: Caller, asked: CreateAsked): Promise<object> {
+async function answerTo(maker: SandboxMaker, caller: Caller, batch: Batch, index: number): Promise<object> {
   try {
-    return { sandbox: await maker.create(caller, asked) };
+    return { index, sandbox: await maker.create(caller, batch.at(index)) };
   } catch (error) {
-    return errorBody(serviceErrorOf(error), caller.requestId);
+    return { index, ...errorBody(serviceErrorOf(error), caller.requestId) };
   }
 }

@@ -9,14 +9,16 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { isDsecError, messageOf } from '#base';
 import { unsupported } from '#runtime';
 import { gpuLabel } from '../edge/gpu-cards.ts';
-import { backendOf, unsaidIn } from '../edge/sandbox-owner.ts';
+import { unsaidIn } from '../edge/sandbox-owner.ts';
 import { fail } from '../errors.ts';
 import type { Iam, Identity, Reservation } from '../iam/iam.ts';
 import type { Amounts } from '../placement/amounts.ts';
+import type { BackendName } from '../placement/node-report.ts';
 import type { NodeView } from '../placement/node-view.ts';
 import { type Admission, placeSandbox } from '../placement/place-sandbox.ts';
 import type { PlacementRequest } from '../placement/placement-request.ts';
-import { type Access, whose } from './access.ts';
+import { backendOf } from '../runtime-service/backend-view.ts';
+import type { Access } from './access.ts';
 import type { EdgeCreates } from './edge-creates.ts';
 import { type Edges, gone, isUnknownOutcome, NOT_THERE, unreachable } from './edges.ts';
 import { allowHostShared } from './host-shared.ts';
@@ -100,7 +102,7 @@ export class SandboxMaker {
     this.options = options;
   }
 
-  /** @throws IAM_DENIED, IAM_QUOTA, IAM_NOT_FOUND, API_BUSY, API_STORE, PLACEMENT_NO_ROOM, CREATE_UNSETTLED, CATALOG_*, what the edge throws */
+  /** @throws IAM_DENIED, IAM_QUOTA, IAM_NOT_FOUND, API_BUSY, API_STORE, PLACEMENT_NO_*, CREATE_UNSETTLED, CATALOG_*, what the edge throws */
   async create(caller: Caller, asked: CreateAsked): Promise<SandboxView> {
     const { access, work, storeUrl } = this.options;
     const project = asked.project ?? caller.identity.project;
@@ -144,9 +146,11 @@ export class SandboxMaker {
     const { layers: found, synced, manifests } = await layers.of(images, backendOf({ backend }));
     this.observe('layers', from);
     const amounts = amountsOf(asked, defaults);
-    const wanted = asked.gpuKind === undefined ? labels : [...labels, gpuLabel(asked.gpuKind)];
+    const { gpuKind } = asked;
+    const wanted = gpuKind === undefined ? labels : [...labels, gpuLabel(gpuKind)];
     this.refuseGpus(asked, amounts, wanted);
-    const placement = { user, job, backend, amounts, labels: wanted, layers: found, synced, alone };
+    this.refuseBackend(backend);
+    const placement = { user, job, backend, amounts, labels: wanted, gpuKind, layers: found, synced, alone };
     const order: Order = { caller, asked, project, amounts, placement, manifests };
     try {
       return await this.placeFirst(order);
@@ -160,6 +164,13 @@ export class SandboxMaker {
     }
   }
 
+  /** Which no node has, whatever it does now: to wait helps nobody. @throws PLACEMENT_NO_BACKEND */
+  private refuseBackend(backend: BackendName): void {
+    const { nodes } = this.options.edges.view;
+    if (nodes.length === 0 || nodes.some(({ report }) => report.backends.has(backend))) return;
+    throw fail('PLACEMENT_NO_BACKEND', { backend });
+  }
+
   /** Where there are none at all, to wait helps nobody. @throws SANDBOX_BAD_REQUEST, PLACEMENT_NO_GPU */
   private refuseGpus(
     { backend = 'container', runtime = 'dsec', gpuKind }: CreateAsked,
@@ -170,8 +181,10 @@ export class SandboxMaker {
     if (backend !== 'container' || runtime !== 'dsec') {
       throw fail('SANDBOX_BAD_REQUEST', { problem: 'gpus: containers have them, by our own launcher' });
     }
-    const has = ({ report }: NodeView) =>
-      report.capacity.gpus >= gpus && labels.every((label) => report.labels.has(label));
+    const has = ({ report: { capacity, gpuKinds, labels: theirs } }: NodeView) =>
+      capacity.gpus >= gpus &&
+      (gpuKind === undefined || gpuKinds === undefined || (gpuKinds.get(gpuKind)?.cards ?? 0) >= gpus) &&
+      labels.every((label) => theirs.has(label));
     if (this.options.edges.view.nodes.some(has)) return;
     const kind = gpuKind === undefined ? '' : ` of kind ${gpuKind}`;
     throw fail('PLACEMENT_NO_GPU', { wanted: `${gpus} gpu${gpus === 1 ? '' : 's'}${kind}` });
@@ -196,7 +209,7 @@ export class SandboxMaker {
       if (making !== undefined) return this.askNext(making, edge);
       try {
         const reservation = await this.reserve(order, edge);
-        if (!reservation.existing) making = { ...order, reservation };
+        if (!reservation.existing) making = makingOf(order, reservation);
         else found = reservation;
       } catch (stop) {
         return { admitted: false, stop };
@@ -244,7 +257,7 @@ export class SandboxMaker {
       reservation = await this.reserve(order);
     }
     if (reservation.state !== 'pending') return this.there(reservation);
-    const making: Making = { ...order, reservation };
+    const making = makingOf(order, reservation);
     try {
       const { edge } = reservation;
       if (edge !== undefined) {
@@ -307,13 +320,20 @@ export class SandboxMaker {
     const owner = { project, user, job, reservation: reservation.id };
     const { storeUrl, overflow } = this.options;
     const store = isElsewhere ? overflow!.storeUrl : storeUrl;
-    const ours = { project: undefined, labels: undefined, job: undefined, gpus: undefined };
-    // Spread and overwritten, as it costs a tenth of leaving fields out; JSON has none that are undefined.
-    const body = { ...asked, ...ours, backend, store, requestId: reservation.id, owner, amounts, alone };
+    const others = { project: undefined, labels: undefined, job: undefined, gpus: undefined };
+    // Assigned, as viewOf does it.
+    const body = Object.assign({}, asked, others, {
+      backend,
+      store,
+      requestId: reservation.id,
+      owner,
+      amounts,
+      alone,
+    });
     if (!isElsewhere) return body;
-    const [image, ...others] = manifests;
-    const workspace = asked.workspace === undefined ? undefined : others.shift();
-    return { ...body, image, workspace, toolkits: others };
+    const [image, ...more] = manifests;
+    const workspace = asked.workspace === undefined ? undefined : more.shift();
+    return Object.assign(body, { image, workspace, toolkits: more });
   }
 
   /** `fresh`: it was not asked for this before, so one that is not reached has not made it. */
@@ -351,12 +371,21 @@ export class SandboxMaker {
     const { caller, asked, project, reservation } = making;
     const view = viewOf(edge, told);
     const { identity, requestId } = caller;
-    const entry = { ...whose(identity), action: 'sandbox.create', project, target: view.id, requestId };
+    const { principal, tokenId } = identity;
     try {
       const from = performance.now();
       await Promise.all([
         iam.placed(reservation.id, edge, told.name),
-        access.audit({ ...entry, outcome: 'done', detail: { image: asked.image } }),
+        access.audit({
+          principal,
+          tokenId,
+          action: 'sandbox.create',
+          project,
+          target: view.id,
+          outcome: 'done',
+          requestId,
+          detail: { image: asked.image },
+        }),
       ]);
       this.observe('placed', from);
     } catch (error) {
@@ -411,6 +440,11 @@ export class SandboxMaker {
   private observe(step: CreateStep, fromMs: number): void {
     this.options.observe?.(step, (performance.now() - fromMs) / 1000);
   }
+}
+
+/** Field by field: a spread costs more than all that is done with it. */
+function makingOf({ caller, asked, project, amounts, placement, manifests }: Order, reservation: Reservation): Making {
+  return { caller, asked, project, amounts, placement, manifests, reservation };
 }
 
 function isBegun({ existing, state, edge }: Reservation): boolean {

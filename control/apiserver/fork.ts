@@ -5,9 +5,10 @@
 import { type Static, Type } from '@sinclair/typebox';
 import type { FastifyRequest } from 'fastify';
 import { digestOf, isDsecError } from '#base';
-import { backendOf, unsaidIn } from '../edge/sandbox-owner.ts';
+import { unsaidIn } from '../edge/sandbox-owner.ts';
 import { fail } from '../errors.ts';
 import type { Reservation } from '../iam/iam.ts';
+import { backendOf } from '../runtime-service/backend-view.ts';
 import { ForkBody } from '../runtime-service/fork-sandbox.ts';
 import { whose } from './access.ts';
 import type { ApiParts } from './api-parts.ts';

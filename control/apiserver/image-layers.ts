@@ -6,12 +6,14 @@
 import type { Digest } from '#base';
 import { type BlobStore, openDiskImage, openImage, wasSynced } from '#imagesvc';
 import type { SandboxBackend } from '#runtime';
+import { layerKey } from '../placement/layer-key.ts';
 
 const BELIEVED_MS = 2000;
 const DISTRUSTED_MS = 60_000;
 const MOST = 4096;
 
 export interface FoundImages {
+  /** Their keys. */
   readonly layers: readonly string[];
   /** All of them are in the other store too. */
   readonly synced: boolean;
@@ -92,7 +94,11 @@ export class ImageLayers {
     const isDisk = backend === 'vm';
     const { layers, manifestDigest } = await (isDisk ? openDiskImage : openImage)(this.store, image);
     const synced = await this.isSynced(manifestDigest);
-    return { layers: isDisk ? [] : layers.map(({ meta }) => meta.digest), synced, manifests: [manifestDigest] };
+    return {
+      layers: isDisk ? [] : layers.map(({ meta }) => layerKey(meta.digest)),
+      synced,
+      manifests: [manifestDigest],
+    };
   }
 
   private async isSynced(manifest: Digest): Promise<boolean> {

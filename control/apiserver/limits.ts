@@ -7,9 +7,10 @@
 import type { Static } from '@sinclair/typebox';
 import type { FastifyRequest } from 'fastify';
 import { DsecError, InTurn, isDsecError, messageOf } from '#base';
-import { AMOUNTS_HEADER, amountsAfter, backendOf, unsaidIn } from '../edge/sandbox-owner.ts';
+import { AMOUNTS_HEADER, amountsAfter, unsaidIn } from '../edge/sandbox-owner.ts';
 import type { ResourceAmounts } from '../iam/iam.ts';
 import { type Amounts, larger, RESOURCES } from '../placement/amounts.ts';
+import { backendOf } from '../runtime-service/backend-view.ts';
 import type { LimitsBody } from '../runtime-service/limit-schemas.ts';
 import type { ApiParts } from './api-parts.ts';
 import type { CreateDefaults } from './create-sandbox.ts';

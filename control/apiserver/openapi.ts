@@ -54,6 +54,8 @@ const ROUTES: Readonly<Record<string, Described>> = {
   'POST /v1/sandboxes/:id/resume': { summary: 'Thaws a paused sandbox', answer: ref('Sandbox') },
   'POST /v1/sandboxes/:id/fork': {
     summary: 'New sandboxes on the same edge, with the files of this one as they are now',
+    description:
+      '`memory`: of a virtual machine, with its memory: its processes go on in each. No image is made of it.',
     answer: listed('sandboxes', ref('Sandbox'), {
       snapshot: { type: 'object' },
       notes: { type: 'array', items: text },

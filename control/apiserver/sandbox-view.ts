@@ -33,6 +33,6 @@ export function viewOf(edge: string, told: EdgeSandbox): SandboxView {
   const { name, id: uid, owner } = told;
   const { project, user, job } = owner ?? {};
   const hidden = { owner: undefined, admission: undefined, store: undefined };
-  // Fields that are undefined are in no JSON; to leave them out here costs ten times as much, for each of a list of thousands.
-  return { ...told, ...hidden, id: sandboxId({ name, edge }), edge, project, user, job, uid };
+  // Assigned: to spread and overwrite costs twenty times as much, for each of a list of thousands. JSON has no fields that are undefined.
+  return Object.assign({}, told, hidden, { id: sandboxId({ name, edge }), edge, project, user, job, uid });
 }

@@ -8,7 +8,7 @@ import type { Pressure } from './pressure.ts';
 export interface AdmissionLimits {
   /** What it may promise in all; more processor time or memory than the machine has is its owner's decision. */
   readonly capacity: Amounts;
-  /** Sandboxes of each backend. */
+  /** Sandboxes of each backend that the machine has; others are refused here, and placed elsewhere. */
   readonly sandboxes: ReadonlyMap<string, number>;
   /** Left free of memory and disk, 0 to 1. */
   readonly memoryReserve: number;

@@ -2,10 +2,10 @@
 import { readFileSync, statfsSync } from 'node:fs';
 import { availableParallelism, totalmem } from 'node:os';
 import { messageOf } from '#base';
-import { fullVmProblem, microvmSupport, type SandboxBackend } from '#runtime';
 import { parseSize } from '../cli/size.ts';
 import { fail } from '../errors.ts';
 import type { AdmissionLimits } from './admission.ts';
+import { BackendsHere } from './backends-here.ts';
 
 /** Sandboxes idle most of the time: their processor time is promised so many times over. Memory and disk are not. */
 export const CPU_OVERCOMMIT = 8;
@@ -48,6 +48,7 @@ export function admissionLimits({
   const share = (from: Map<string, string>, name: string, otherwise: number) =>
     number(name, from.get(name), 1, otherwise);
   const sandboxes = Math.floor(number('sandboxes', given.get('sandboxes'), 1e6, DEFAULT_SANDBOXES));
+  const backends = new BackendsHere({ stateDir, sandboxes });
   return {
     capacity: {
       cpuMilli: Math.round(1000 * number('cpus', given.get('cpus'), 1e6, availableParallelism() * CPU_OVERCOMMIT)),
@@ -55,20 +56,14 @@ export function admissionLimits({
       diskBytes: size('disk', () => diskOf(stateDir)),
       gpus: Math.floor(number('gpus', given.get('gpus'), cards, cards)),
     },
-    sandboxes: new Map(backendsHere(stateDir).map((backend) => [backend, sandboxes])),
+    get sandboxes() {
+      return backends.limits;
+    },
     memoryReserve: share(kept, 'memory', RESERVE),
     diskReserve: share(kept, 'disk', RESERVE),
     // Busy processors make sandboxes slow; waiting for memory means that soon they are ended.
     mostWaiting: { cpu: share(waits, 'cpu', 1), memory: share(waits, 'memory', 0.5), io: share(waits, 'io', 0.95) },
   };
-}
-
-/** Others are refused here, and placed elsewhere. */
-function backendsHere(stateDir: string): SandboxBackend[] {
-  const backends: SandboxBackend[] = ['container'];
-  if (microvmSupport(stateDir, { probe: false }).problem === undefined) backends.push('microvm');
-  if (fullVmProblem() === undefined) backends.push('vm');
-  return backends;
 }
 
 function pairs(option: string, text: string, known: readonly string[]): Map<string, string> {

@@ -19,18 +19,19 @@ import {
 } from '#runtime';
 import { fail } from '../errors.ts';
 import { type Amounts, larger } from '../placement/amounts.ts';
+import { layerKey } from '../placement/layer-key.ts';
 import type { NodeReport } from '../placement/node-report.ts';
+import { backendOf } from '../runtime-service/backend-view.ts';
 import type { Sandboxes } from '../runtime-service/route.ts';
 import type { EdgeHost, Roster, RosterEntry } from './edge-host.ts';
 import { type GpuCard, GpuCards, gpuEnv } from './gpu-cards.ts';
-import type { Held, Ledger } from './ledger.ts';
+import type { AdmissionNumber, Held, Ledger } from './ledger.ts';
 import type { Pressure, PressureGauge } from './pressure.ts';
 import { failAsRuntime } from './runtime-failure.ts';
 import {
   admissionIn,
   amountsAfter,
   amountsOf,
-  backendOf,
   cardsIn,
   type Promised,
   promisedIn,
@@ -71,7 +72,8 @@ interface Ended {
 
 /** A measurement is good for so long: a burst of creations is one measurement. */
 const PRESSURE_MS = 250;
-const MOST_LAYERS = 4096;
+/** They are in each report, which each API server hears each second. */
+const MOST_LAYERS = 1024;
 
 export class EdgeNode implements Sandboxes, EdgeHost {
   readonly edge: string;
@@ -86,7 +88,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   private readonly ended = new Map<string, Ended>();
   /** Request id to name, of those. */
   private readonly endedRequests = new Map<string, string>();
-  /** Digests of metadata of layers that sandboxes here were made of, the last ones. */
+  /** Keys of layers (by their metadata) that sandboxes here were made of, the last ones. */
   private readonly layers = new Set<string>();
   private readonly updates = new InTurn<NodeSandbox>();
   private readonly cards: GpuCards;
@@ -133,7 +135,8 @@ export class EdgeNode implements Sandboxes, EdgeHost {
     const entry: Entry = { held, requestId, cards };
     const made = this.make(entry, promised, prepare);
     if (requestId !== undefined) this.byRequest.set(requestId, { entry, made });
-    return { sandbox: await made, held: entry.held };
+    const sandbox = await made;
+    return { sandbox, held: (this.entries.get(sandbox.name) ?? entry).held };
   }
 
   get(name: string): NodeSandbox {
@@ -196,7 +199,7 @@ export class EdgeNode implements Sandboxes, EdgeHost {
 
   report(): NodeReport {
     this.adoptUnknown();
-    const report = this.options.ledger.report(this.measured(), this.layers);
+    const report = { ...this.options.ledger.report(this.measured(), this.layers), gpuKinds: this.cards.kinds };
     const tasks = this.options.tasks?.();
     return tasks === undefined ? report : { ...report, backends: new Map([...report.backends, ['fncall', tasks]]) };
   }
@@ -255,12 +258,21 @@ export class EdgeNode implements Sandboxes, EdgeHost {
       throw error;
     }
     this.creating.delete(admission.number);
-    // Somebody made it on the machine itself, with this very request id.
-    if (this.entries.has(sandbox.name)) {
+    if (this.isOf(admission, sandbox)) this.follow(entry, sandbox);
+    else {
+      // Somebody made it on the machine itself, with this very request id: it has what it was given there.
+      if (entry.requestId !== undefined) this.byRequest.delete(entry.requestId);
       ledger.release(entry.held);
       this.cards.release(idsOf(entry.cards));
-    } else this.follow(entry, sandbox);
+      this.adoptUnknown();
+      this.refuseOtherProject(promisedOf(sandbox.facts).owner, promised);
+    }
     return sandbox;
+  }
+
+  private isOf(admission: AdmissionNumber, { facts }: NodeSandbox): boolean {
+    const { epoch, number } = admissionIn(facts.resident?.tag) ?? {};
+    return epoch === admission.epoch && number === admission.number;
   }
 
   /** From here on it counts until it has ended. */
@@ -318,8 +330,9 @@ export class EdgeNode implements Sandboxes, EdgeHost {
   private noteLayers({ base, workspace, toolkits = [] }: CreateOptions): void {
     for (const image of [base, ...(workspace === undefined ? [] : [workspace]), ...toolkits]) {
       for (const { meta } of image.layers) {
-        this.layers.delete(meta.digest);
-        this.layers.add(meta.digest);
+        const key = layerKey(meta.digest);
+        this.layers.delete(key);
+        this.layers.add(key);
       }
     }
     for (const oldest of this.layers) {

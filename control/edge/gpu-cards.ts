@@ -2,18 +2,19 @@
  * The graphics processors of a node that sandboxes may have, each whole and one sandbox's: which are there, and which are taken. A sandbox gets the device
  * nodes of its cards; what it was given is in its record, so that an edge that starts anew knows it.
  *
- * Cards that are divided (MIG) are left out: an instance needs device nodes of the driver's that are made for it.
+ * Of cards that are divided (MIG) the instances may be such too, where tasks (FnCall) do not have them.
  */
 import { existsSync, statSync } from 'node:fs';
 import { basename } from 'node:path';
 import { splitDevice } from '#linux';
-import { cardMinor, type DeviceNode, type Gpu, listGpus } from '#runtime';
+import { cardMinor, type DeviceNode, type Gpu, type GpuPlaces, gpuDevices, listGpus } from '#runtime';
 import { fail } from '../errors.ts';
+import type { GpuUse } from '../placement/node-report.ts';
 
 export interface GpuCard {
   /** Tells it from the others, also after a start: its UUID, or its first device. */
   readonly id: string;
-  /** `h100`: what is asked for by `gpuKind`. */
+  /** `h100`, of an instance `h100-1g-10gb`: what is asked for by `gpuKind`. */
   readonly kind: string;
   readonly devices: readonly DeviceNode[];
   /** What programs know it by. */
@@ -29,8 +30,8 @@ export const GPU_KIND = '^[a-z0-9][a-z0-9-]{0,63}$';
 /** Of the driver, for whoever has any card. */
 const COMMON = ['/dev/nvidiactl', '/dev/nvidia-uvm', '/dev/nvidia-uvm-tools'];
 
-/** `KIND=/dev/a,/dev/b` for each; without any, what nvidia-smi lists. @throws EDGE_GPU, RUNTIME_GPU */
-export async function gpuCards(described: readonly string[] = []): Promise<readonly GpuCard[]> {
+/** `KIND=/dev/a,/dev/b` for each; without any, what nvidia-smi lists, `instances` too. @throws EDGE_GPU, RUNTIME_GPU */
+export async function gpuCards(described: readonly string[] = [], instances = false): Promise<readonly GpuCard[]> {
   if (described.length > 0) {
     const cards = described.map(describedCard);
     const twice = cards.find(({ id }, at) => cards.findIndex((card) => card.id === id) !== at);
@@ -42,7 +43,8 @@ export async function gpuCards(described: readonly string[] = []): Promise<reado
     }
     return cards;
   }
-  return cardsOf(await listGpus());
+  const gpus = await listGpus();
+  return [...cardsOf(gpus), ...(instances ? instancesOf(gpus) : [])];
 }
 
 /** Whole cards alone. @throws EDGE_GPU */
@@ -54,6 +56,18 @@ export function cardsOf(gpus: readonly Gpu[]): readonly GpuCard[] {
       const paths = [`/dev/nvidia${cardMinor(gpu)}`, ...COMMON.filter((path) => existsSync(path))];
       return { id: uuid, uuid, kind: kindOf(name), devices: paths.map((path) => deviceNode(path, name)) };
     });
+}
+
+/** Instances of divided cards alone. @throws EDGE_GPU, RUNTIME_GPU */
+export function instancesOf(gpus: readonly Gpu[], places?: GpuPlaces): readonly GpuCard[] {
+  return gpus.flatMap((gpu) => {
+    const { uuid, name, profile } = gpu;
+    if (profile === undefined) return [];
+    const devices = gpuDevices(gpu, places);
+    const closed = devices.find(({ mode }) => (mode & 0o004) === 0);
+    if (closed !== undefined) throw fail('EDGE_GPU', { text: uuid, problem: `not everybody may open ${closed.path}` });
+    return [{ id: uuid, uuid, kind: kindOf(`${name} ${profile}`), devices }];
+  });
 }
 
 /** `NVIDIA H100 80GB HBM3` is `h100-80gb-hbm3`. */
@@ -88,6 +102,16 @@ export class GpuCards {
 
   constructor(cards: readonly GpuCard[] = []) {
     this.cards = cards;
+  }
+
+  /** By kind. */
+  get kinds(): ReadonlyMap<string, GpuUse> {
+    const kinds = new Map<string, GpuUse>();
+    for (const { id, kind } of this.cards) {
+      const { cards, free } = kinds.get(kind) ?? { cards: 0, free: 0 };
+      kinds.set(kind, { cards: cards + 1, free: free + (this.taken.has(id) ? 0 : 1) });
+    }
+    return kinds;
   }
 
   /** @throws EDGE_REFUSED */

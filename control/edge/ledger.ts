@@ -105,13 +105,13 @@ export class Ledger {
   }
 
   private add(promised: Promised, number: number): Held {
-    const { owner, backend, amounts, alone } = promised;
+    const { owner, backend, amounts, alone, gpuKind } = promised;
     this.reserved = sum(this.reserved, amounts);
     count(this.backends, backend, 1);
     count(this.users, owner.user, 1);
     if (owner.job !== undefined) count(this.jobs, owner.job, 1);
     if (alone) count(this.alone, owner.user, 1);
-    return { ...promised, admission: { epoch: this.epoch, number } };
+    return { owner, amounts, backend, alone, gpuKind, admission: { epoch: this.epoch, number } };
   }
 }
 

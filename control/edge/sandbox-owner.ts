@@ -5,6 +5,7 @@ import { MACHINE_SIZES, SANDBOX_BACKENDS, type SandboxBackend, type SandboxRecor
 import { fail } from '../errors.ts';
 import type { Amounts } from '../placement/amounts.ts';
 import type { BackendName } from '../placement/node-report.ts';
+import { backendOf } from '../runtime-service/backend-view.ts';
 import { GPU_KIND } from './gpu-cards.ts';
 
 const Text = Type.String({ minLength: 1, maxLength: 512 });
@@ -74,11 +75,6 @@ export function unsaidIn<A extends Omit<Amounts, 'gpus'>>(backend: SandboxBacken
   if (backend === 'container') return defaults;
   const { cpus, memoryBytes } = MACHINE_SIZES[backend];
   return { ...defaults, cpuMilli: cpus * 1000, memoryBytes };
-}
-
-/** Records name the launcher of a container. */
-export function backendOf({ backend }: { readonly backend?: string }): SandboxBackend {
-  return SANDBOX_BACKENDS.find((name) => name === backend) ?? 'container';
 }
 
 /** With the amounts of those limits alone that a change names: another change may have come between. */

@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { defaultStoreUrl } from '#imagesvc';
 import { listSandboxes, runtimeFolders } from '#runtime';
 import { fail } from '../errors.ts';
+import type { GpusOfTasks } from '../fncall/fncall-host.ts';
 import type { ServiceSelf } from '../runtime-service/servable.ts';
 import { RuntimeService } from '../runtime-service/service.ts';
 import type { TokenGiven } from '../service-base/cluster-token.ts';
@@ -34,6 +35,8 @@ export interface EdgeOptions {
   readonly id?: string;
   readonly labels: readonly string[];
   readonly cards?: readonly GpuCard[];
+  /** Of graphics processors that sandboxes do not get: instances by default. */
+  readonly gpusOfTasks?: GpusOfTasks;
   /** `stateDir` is where sandboxes' changes lie. */
   readonly limits: (stateDir: string) => AdmissionLimits;
   readonly storeUrl?: string;
@@ -65,7 +68,8 @@ export async function serveEdge(options: EdgeOptions): Promise<ServingEdge> {
       ? undefined
       : new PeerClient({ url: options.watcherUrl, token: options.token, tls: options.peerTls, connections: 1 });
   const { self, storeUrl } = options;
-  const runtime = await RuntimeService.start({ self, note: onNote, storeUrl, gpusOfTasks: 'instances' });
+  const { gpusOfTasks = 'instances' } = options;
+  const runtime = await RuntimeService.start({ self, note: onNote, storeUrl, gpusOfTasks });
   let node: EdgeNode | undefined;
   let registration: Registration | undefined;
   const close = async (drainMs: number) => {

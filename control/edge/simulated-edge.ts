@@ -80,7 +80,9 @@ export class SimulatedEdge implements EdgeHost {
       return known;
     }
     const name = asked.name ?? `sandbox-${this.ledger.epoch.slice(0, 6)}${(++this.named).toString(36)}`;
-    if (this.sandboxes.has(name)) throw failAsRuntime('RUNTIME_SANDBOX_EXISTS', { name });
+    if (this.sandboxes.has(name)) {
+      throw failAsRuntime('RUNTIME_SANDBOX_EXISTS', { name, how: 'is running', remedy: 'remove it' });
+    }
     const held = this.ledger.admit(promised, this.options.pressure?.() ?? CALM);
     const make = (): Simulated => {
       const createdAt = Date.now();
@@ -199,7 +201,8 @@ export async function serveSimulatedEdge(
   const served = createService({ name: 'simulated edge', logLevel: 'silent', ...service });
   const { app } = served;
   const hot = { config: { hot: true } } as const;
-  const view = (one: Simulated) => ({ ...entryOf(one), id: one.name, edge: host.edge, admission: one.held.admission });
+  const view = (one: Simulated) =>
+    Object.assign(entryOf(one), { id: one.name, edge: host.edge, admission: one.held.admission });
   const nameOf = (params: unknown) => (params as { name: string }).name;
   edgeRoutes(app, host);
   app.get('/v1/sandboxes', async () => host.roster().sandboxes);

@@ -47,12 +47,12 @@ export async function administer<T>(
         }
       };
       const { result, target } = await work({ ...transaction, by: authority, now: at, needs });
-      await insertAudit(transaction, database.list, [entry('done', target)], at);
+      await insertAudit(transaction, [entry('done', target)], at);
       return result;
     });
   } catch (error) {
     if (isDsecError(error, 'IAM_DENIED') || isDsecError(error, 'IAM_BEYOND')) {
-      await database.change((transaction) => insertAudit(transaction, database.list, [entry('denied')], now()));
+      await database.change((transaction) => insertAudit(transaction, [entry('denied')], now()));
     }
     throw error;
   } finally {

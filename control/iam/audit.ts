@@ -1,6 +1,6 @@
 /** The audit log: appended to, never changed (the database refuses it), and no secret in it. */
 import type { AuditQuery, AuditRecord } from './administration.ts';
-import { type Database, listOf, type Transaction } from './database/database.ts';
+import type { Columns, Database, Transaction, Value } from './database/database.ts';
 import type { AuditEntry } from './iam.ts';
 import { within, withinSql } from './project-path.ts';
 import { withoutTokens } from './token-text.ts';
@@ -20,36 +20,41 @@ interface AuditRow {
   detail: string | null;
 }
 
+const ENTRY: Columns = {
+  at: 'BIGINT',
+  principal: 'TEXT',
+  token_id: 'TEXT',
+  action: 'TEXT',
+  project: 'TEXT',
+  target: 'TEXT',
+  outcome: 'TEXT',
+  request_id: 'TEXT',
+  detail: 'TEXT',
+};
+
 export async function insertAudit(
   transaction: Transaction,
-  list: string,
   entries: readonly AuditEntry[],
   now: number,
 ): Promise<void> {
   if (entries.length === 0) return;
-  const names = ['principal', 'tokenId', 'action', 'project', 'target', 'outcome', 'requestId', 'detail'];
-  await transaction.run(
-    `INSERT INTO iam_audit (at, principal, token_id, action, project, target, outcome, request_id, detail)
-     SELECT CAST(? AS BIGINT), ${names.map((name) => `value ->> '${name}'`).join(', ')} FROM ${list}`,
+  const rows = entries.map(({ principal, tokenId, action, project, target, outcome, requestId, detail }): Value[] => [
     now,
-    listOf(
-      entries.map((entry) => ({
-        principal: clean(entry.principal),
-        tokenId: clean(entry.tokenId),
-        action: clean(entry.action),
-        project: clean(entry.project),
-        target: clean(entry.target),
-        outcome: entry.outcome,
-        requestId: clean(entry.requestId),
-        detail: entry.detail === undefined ? undefined : clean(JSON.stringify(entry.detail)),
-      })),
-    ),
-  );
+    clean(principal),
+    clean(tokenId),
+    clean(action),
+    clean(project),
+    clean(target),
+    outcome,
+    clean(requestId),
+    clean(detail === undefined ? undefined : JSON.stringify(detail)),
+  ]);
+  await transaction.insertMany('iam_audit', ENTRY, rows);
 }
 
 /** What any database takes, of a bounded length, without what looks like a token. */
-function clean(text: string | undefined): string | undefined {
-  if (text === undefined) return undefined;
+function clean(text: string | undefined): string | null {
+  if (text === undefined) return null;
   return withoutTokens(text)
     .slice(0, LONGEST)
     .replace(/\u0000|\p{Surrogate}/gu, '?');

@@ -202,8 +202,14 @@ export class Ledger {
 
   async #write(transaction: Transaction, operations: readonly Operation[]): Promise<Result[]> {
     const results: Result[] = operations.map(() => undefined);
-    const of = <K extends Operation['kind']>(kind: K) =>
-      [...operations.entries()].filter((entry): entry is [number, Of<K>] => entry[1].kind === kind);
+    const byKind = new Map<Operation['kind'], [number, Operation][]>();
+    for (let at = 0; at < operations.length; at++) {
+      const operation = operations[at] as Operation;
+      const before = byKind.get(operation.kind);
+      if (before === undefined) byKind.set(operation.kind, [[at, operation]]);
+      else before.push([at, operation]);
+    }
+    const of = <K extends Operation['kind']>(kind: K) => (byKind.get(kind) ?? []) as [number, Of<K>][];
     const releases = of('release').map(([, { id }]) => ({ id }));
     const reserves = of('reserve');
     const resizes = of('resize');
@@ -235,7 +241,6 @@ export class Ledger {
     await this.#mark(transaction, of('asking'), of('placed'), results);
     await insertAudit(
       transaction,
-      this.#database.list,
       of('audit').map(([, { entry }]) => entry),
       this.#options.now(),
     );

@@ -206,7 +206,7 @@ export class OpenIam implements Iam {
       const token = await insertToken(transaction, {
         ...common,
         id: `t${id}`,
-        note: 'made at the first start',
+        note: there.length === 0 ? 'made at the first start' : 'made by a later start, for whoever had none',
         created_by: 'dsec',
         revoked_at: null,
       });
@@ -217,7 +217,7 @@ export class OpenIam implements Iam {
         target: `t${id}`,
         outcome: 'done',
       } as const;
-      await insertAudit(transaction, this.#database.list, [entry], now);
+      await insertAudit(transaction, [entry], now);
       return token;
     });
     this.#authorities.forget();

@@ -12,6 +12,10 @@ export function obstacle(node: NodeView, request: PlacementRequest): string | un
   for (const label of request.labels) if (!report.labels.has(label)) return `no label ${label}`;
   const short = lacking(report.capacity, node.reserved, request.amounts);
   if (short !== undefined) return `not enough ${short}`;
+  const { gpuKind } = request;
+  if (gpuKind !== undefined && (node.freeGpus(gpuKind) ?? Number.POSITIVE_INFINITY) < request.amounts.gpus) {
+    return `not enough gpus of kind ${gpuKind}`;
+  }
   if (node.sandboxesBy(request.backend) >= backend.limit) return `no more ${request.backend}`;
   const { heldBy } = node;
   if (heldBy !== undefined && heldBy !== request.user) return 'held by another user';

@@ -13,6 +13,12 @@ export interface BackendUse {
   readonly limit: number;
 }
 
+/** Graphics processors of one kind. */
+export interface GpuUse {
+  readonly cards: number;
+  readonly free: number;
+}
+
 export interface NodeReport {
   readonly edge: EdgeId;
   /** Another one after each start of the edge: `admitted` counts from zero again then. */
@@ -27,6 +33,8 @@ export interface NodeReport {
   readonly capacity: Amounts;
   /** Promised to the sandboxes that it has. */
   readonly reserved: Amounts;
+  /** By kind, of those that `capacity` counts; absent where the edge does not say. */
+  readonly gpuKinds?: ReadonlyMap<string, GpuUse>;
   /** Measured, 0 to 1 of the machine. */
   readonly load: { readonly cpu: number; readonly memory: number; readonly disk: number };
   /** Sandboxes of each. */
@@ -34,6 +42,6 @@ export interface NodeReport {
   readonly jobs: ReadonlyMap<string, number>;
   /** A user who asked to be alone has sandboxes here. */
   readonly heldBy: string | undefined;
-  /** Digests of layers of which the edge has the data at hand, in whole or in part. */
+  /** Keys (layer-key.ts) of layers of which the edge has the data at hand, in whole or in part. */
   readonly layers: ReadonlySet<string>;
 }

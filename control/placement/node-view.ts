@@ -26,6 +26,7 @@ export class NodeView {
   private readonly users = new Map<string, number>();
   private readonly jobs = new Map<string, number>();
   private readonly backends = new Map<string, number>();
+  private readonly gpuKinds = new Map<string, number>();
 
   constructor(report: NodeReport) {
     this.report = report;
@@ -61,6 +62,12 @@ export class NodeView {
 
   ofJob(job: string): number {
     return (this.report.jobs.get(job) ?? 0) + (this.jobs.get(job) ?? 0);
+  }
+
+  /** Graphics processors of that kind that nobody has, as far as is known here; undefined where the edge does not say. */
+  freeGpus(kind: string): number | undefined {
+    const { gpuKinds } = this.report;
+    return gpuKinds === undefined ? undefined : (gpuKinds.get(kind)?.free ?? 0) - (this.gpuKinds.get(kind) ?? 0);
   }
 
   /** Who alone may come. */
@@ -106,10 +113,11 @@ export class NodeView {
     }
   }
 
-  private countUp({ request: { user, job, backend } }: Decision, by: number): void {
+  private countUp({ request: { user, job, backend, amounts, gpuKind } }: Decision, by: number): void {
     count(this.users, user, by);
     if (job !== undefined) count(this.jobs, job, by);
     count(this.backends, backend, by);
+    if (gpuKind !== undefined) count(this.gpuKinds, gpuKind, by * amounts.gpus);
   }
 }
 

@@ -37,12 +37,13 @@ export async function placeSandbox<T>(
   ask: (edge: EdgeId) => Promise<Admission<T>>,
   options: PlaceOptions,
 ): Promise<{ readonly edge: EdgeId; readonly value: T }> {
-  const { tries = 5 } = options;
+  const { tries = 5, random, candidates, overflow } = options;
   const excluded = new Set<EdgeId>();
+  const choice = { random, candidates, overflow, excluded };
   const refusals: string[] = [];
   let request = asked;
   while (excluded.size < tries) {
-    const { edge, reasons } = chooseNode(cluster, request, { ...options, excluded });
+    const { edge, reasons } = chooseNode(cluster, request, choice);
     if (edge === undefined) {
       refusals.push(...[...reasons].map(([reason, count]) => `${count} ${count === 1 ? 'node' : 'nodes'}: ${reason}`));
       break;

@@ -10,7 +10,9 @@ export interface PlacementRequest {
   readonly amounts: Amounts;
   /** The node must have all of them. */
   readonly labels: readonly string[];
-  /** Digests of the layers that it is made of. */
+  /** Of the graphics processors among `amounts`; any by default. */
+  readonly gpuKind?: string;
+  /** Keys (layer-key.ts) of the layers that it is made of. */
   readonly layers: readonly string[];
   /** All of them are in the store of the nodes that take what the others have no room for (Overflow). */
   readonly synced?: boolean;

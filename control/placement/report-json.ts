@@ -1,7 +1,7 @@
 /** A node's report as JSON, on its way from edge to watcher to whoever places: maps as objects, sets as arrays, gone fields absent. */
 import { fail } from '../errors.ts';
 import { type Amounts, RESOURCES } from './amounts.ts';
-import type { BackendName, BackendUse, NodeReport } from './node-report.ts';
+import type { BackendName, BackendUse, GpuUse, NodeReport } from './node-report.ts';
 
 export interface NodeReportJson {
   readonly edge: string;
@@ -12,6 +12,7 @@ export interface NodeReportJson {
   readonly labels: readonly string[];
   readonly capacity: Amounts;
   readonly reserved: Amounts;
+  readonly gpuKinds?: Readonly<Record<string, GpuUse>>;
   readonly load: NodeReport['load'];
   readonly users: Readonly<Record<string, number>>;
   readonly jobs: Readonly<Record<string, number>>;
@@ -20,9 +21,10 @@ export interface NodeReportJson {
 }
 
 export function reportToJson(report: NodeReport): NodeReportJson {
-  const { backends, labels, users, jobs, layers, ...rest } = report;
+  const { backends, labels, gpuKinds, users, jobs, layers, ...rest } = report;
   return {
     ...rest,
+    ...(gpuKinds === undefined ? {} : { gpuKinds: Object.fromEntries(gpuKinds) }),
     backends: Object.fromEntries(backends),
     labels: [...labels],
     users: Object.fromEntries(users),
@@ -35,10 +37,11 @@ export function reportToJson(report: NodeReport): NodeReportJson {
 export function reportFromJson(value: unknown): NodeReport {
   const problem = problemOf(value);
   if (problem !== undefined) throw fail('SERVICE_REPORT', { problem });
-  const { backends, labels, users, jobs, layers, ...rest } = value as NodeReportJson;
+  const { backends, labels, gpuKinds, users, jobs, layers, ...rest } = value as NodeReportJson;
   return {
     ...rest,
     heldBy: rest.heldBy,
+    gpuKinds: gpuKinds === undefined ? undefined : new Map(Object.entries(gpuKinds)),
     backends: new Map(Object.entries(backends) as [BackendName, BackendUse][]),
     labels: new Set(labels),
     users: new Map(Object.entries(users)),
@@ -59,6 +62,7 @@ function problemOf(value: unknown): string | undefined {
   if (!isRecord(value)) return 'it is no object';
   const { edge, epoch, admitted, state, backends, labels, capacity, reserved, load, users, jobs, heldBy, layers } =
     value;
+  const { gpuKinds } = value;
   const checks: Readonly<Record<string, boolean>> = {
     edge: isText(edge),
     epoch: isText(epoch),
@@ -70,6 +74,10 @@ function problemOf(value: unknown): string | undefined {
     labels: areTexts(labels),
     capacity: areAmounts(capacity),
     reserved: areAmounts(reserved),
+    gpuKinds:
+      gpuKinds === undefined ||
+      (isRecord(gpuKinds) &&
+        Object.values(gpuKinds).every((use) => isRecord(use) && isCount(use.cards) && isCount(use.free))),
     load: isRecord(load) && ['cpu', 'memory', 'disk'].every((what) => isCount(load[what])),
     users: areCounts(users),
     jobs: areCounts(jobs),
