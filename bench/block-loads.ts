@@ -14,7 +14,7 @@ export const BLOCK_LOADS = [
   { name: 'random 4 KiB write, 16 at once', rw: 'randwrite', bs: '4k', depth: 16 },
   { name: 'sequential 1 MiB write, 4 at once', rw: 'write', bs: '1m', depth: 4 },
 ] as const;
-export type BlockLoad = (typeof BLOCK_LOADS)[number];
+export type BlockLoad = Omit<(typeof BLOCK_LOADS)[number], 'depth'> & { readonly depth: number };
 
 /**
  * Milliseconds that fio's job took.

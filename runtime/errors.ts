@@ -223,6 +223,12 @@ export const runtimeErrors = {
     exit: 5,
     http: 501,
   },
+  RUNTIME_NO_SPACE: {
+    message: 'no sandbox can start: {folder} is full: {reason}',
+    hint: 'free some space there, or name another folder with {variable}; `dsec sandbox rm` works on a full disk too',
+    exit: 125,
+    http: 507,
+  },
   RUNTIME_NO_TERMINAL: {
     message: 'a terminal was asked for, but standard input is none',
     hint: 'leave -t out, or run it from a terminal',
@@ -264,8 +270,8 @@ export const runtimeErrors = {
     http: 409,
   },
   RUNTIME_SANDBOX_EXISTS: {
-    message: 'sandbox {name} exists already: it was kept',
-    hint: 'remove it with `dsec sandbox rm {name}`, run with --replace, or choose another --name',
+    message: 'sandbox {name} exists already: it {how}',
+    hint: '{remedy}, or choose another --name',
     exit: 1,
     http: 409,
   },
@@ -286,6 +292,12 @@ export const runtimeErrors = {
     hint: 'list them with `dsec sandbox ls`; one that has ended is there only if it was run with --keep',
     exit: 4,
     http: 404,
+  },
+  RUNTIME_SANDBOX_OF_POOL: {
+    message: 'sandbox {name} is a container of the pool {pool}, which makes and ends it',
+    hint: '`dsec fncall rm {pool}` ends the pool with all its containers',
+    exit: 1,
+    http: 409,
   },
   RUNTIME_SANDBOX_RECORD: {
     message: '{path}: the record of this sandbox is damaged: {problem}',
@@ -335,7 +347,7 @@ export const runtimeErrors = {
   },
   RUNTIME_UNSUPPORTED: {
     message: 'backend {backend} cannot do this: it has no {capability}',
-    hint: 'use another backend; `dsec doctor` says what this machine has',
+    hint: 'leave it out, or use another backend: docs/backends.md has what each can do',
     exit: 5,
     http: 501,
   },
@@ -377,6 +389,13 @@ export const runtimeErrors = {
     exit: 1,
     http: 409,
   },
+  VM_CLIPBOARD: {
+    message: 'clipboard of {id}: {problem}',
+    hint: 'look whether spice-vdagent runs in the machine, and somebody is logged in at its screen: `dsec sandbox screen`',
+    retryable: true,
+    exit: 1,
+    http: 502,
+  },
   VM_FIRECRACKER_API: {
     message: 'machine {id}: Firecracker refused {request}: {reason}',
     hint: 'its log is root/firecracker.log in the folder of the machine; `dsec doctor` says which Firecracker this is',
@@ -402,6 +421,20 @@ export const runtimeErrors = {
     retryable: true,
     exit: 1,
     http: 504,
+  },
+  VM_GUEST_STUCK: {
+    message:
+      'commands of sandbox {name} do not stand still: after {seconds} s one is in a system call that does not end',
+    hint: 'all of them go on; try again later',
+    retryable: true,
+    exit: 1,
+    http: 503,
+  },
+  VM_GUEST_TOOL: {
+    message: 'the guest of {id} has no {tools}, which {what} for a command takes',
+    hint: 'install it in the guest, or run the command without; docs/vm.md says what the guest agent can do',
+    exit: 5,
+    http: 501,
   },
   VM_INPUT: {
     message: 'screen: {problem}',

@@ -19,7 +19,7 @@ export { type Composition, composeLayers, LAYER_LIMIT } from './compose/compose-
 export { type DiskFacts, diskWay } from './disk/sandbox-disk.ts';
 export { runtimeErrors } from './errors.ts';
 export { FnCallNode, type FnCallOptions, type PoolView } from './fncall/fncall-node.ts';
-export { cardMinor } from './fncall/gpu/gpu-devices.ts';
+export { cardMinor, type GpuPlaces, gpuDevices } from './fncall/gpu/gpu-devices.ts';
 export { type GpuLease, type GpuMode, GpuScheduler } from './fncall/gpu/gpu-scheduler.ts';
 export { type GpuSource, MACHINE_GPUS } from './fncall/gpu/node-gpus.ts';
 export { type Gpu, listGpus } from './fncall/gpu/nvidia-smi.ts';
@@ -41,6 +41,7 @@ export { droppingChains } from './network/host-filter.ts';
 export { NETWORK_MODES, type NetworkMode, type NetworkOptions } from './network/network-facts.ts';
 export type { NetworkCounters } from './network/node-network.ts';
 export { type NetworkPolicy, parsePolicy, type WrittenRule } from './network/policy.ts';
+export { BUILT_IN_SERVICES } from './network/service-table.ts';
 export type { CreateOptions } from './node/create-sandbox.ts';
 export type { NodeSandbox, StandsStill } from './node/node-sandbox.ts';
 export type { NetworkView } from './node/resident-network.ts';
@@ -85,7 +86,7 @@ export {
   type Support,
 } from './sandbox-api/backend-table.ts';
 export { MACHINE_SIZES, SANDBOX_BACKENDS, type SandboxBackend } from './sandbox-api/backends.ts';
-export { type Capability, isUnsupported, unsupported } from './sandbox-api/capabilities.ts';
+export { type Capability, isUnsupported, needs, unsupported } from './sandbox-api/capabilities.ts';
 export type { ExecHandle, ExecResult, ExecSpec, OutputFrom, OutputPart } from './sandbox-api/exec.ts';
 export type { FileEntry, FileStatus, SandboxFiles, UploadSpec, UploadState } from './sandbox-api/files.ts';
 export type { AllLimits, LimitChanges } from './sandbox-api/limits.ts';
@@ -115,6 +116,13 @@ export { reclaimTraces } from './trace/trace-node.ts';
 export { type TracedRun, type TraceRunOptions, traceRun } from './trace/trace-run.ts';
 export { type FirecrackerState, firecrackerState } from './vm/firecracker/find-firecracker.ts';
 export { openFirecrackerDriver } from './vm/firecracker/firecracker-driver.ts';
+export {
+  CLIPBOARD_TYPES,
+  type ClipboardType,
+  MOST_CLIPBOARD_BYTES,
+  SELECTIONS,
+  type Selection,
+} from './vm/full/clipboard-file.ts';
 export { FULL_VM, FullVmSandbox } from './vm/full/full-vm-sandbox.ts';
 export { FIRMWARES, type Firmware, type MachineWish, SCREEN, VNC_PORT } from './vm/full/machine-facts.ts';
 export { BUTTONS, type ScreenAction } from './vm/full/screen.ts';

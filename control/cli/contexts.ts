@@ -26,6 +26,8 @@ export interface Endpoint {
   readonly url: string;
   readonly token: string | undefined;
   readonly caFile: string | undefined;
+  /** It is this one because the context is current, and nothing else was said. */
+  readonly currentContext?: string;
 }
 
 type Environment = Readonly<Record<string, string | undefined>>;
@@ -89,6 +91,7 @@ export function findEndpoint(api: string | undefined, env: Environment = process
       url: checkedUrl(context.url),
       token: token ?? tokenOf(context, path),
       caFile: relativeTo(path, context.ca),
+      currentContext: current,
     };
   }
   if (given === 'local' || given === '') return undefined;

@@ -1,5 +1,6 @@
 /** Options for what a sandbox may use: of `run` and `sandbox create`, and of `sandbox update`, where `none` takes a limit away. */
 import type { Command } from 'commander';
+import { humanSize } from '#base';
 import type { AllLimits, LimitChanges } from '#runtime';
 import { fail } from '../errors.ts';
 import { parseSize } from './size.ts';
@@ -77,8 +78,11 @@ export function limitChangesOf(options: LimitOptions, program: string): LimitCha
   return changes;
 }
 
-/** For people: `cpus 2, memory 1.0 GiB`. */
+/** For people: `--cpus 2 --memory 1.0 GiB`. */
 export function limitNames(limits: AllLimits): string {
-  const given = OPTIONS.filter(([, limit]) => limits[limit] !== undefined);
-  return given.map(([, limit, option]) => `${option} ${limits[limit]}`).join(' ');
+  const given = OPTIONS.flatMap(([, limit, option, parse]) => {
+    const value = limits[limit];
+    return value === undefined ? [] : [`${option} ${parse === size ? humanSize(value) : value}`];
+  });
+  return given.join(' ');
 }

@@ -10,6 +10,7 @@ import { isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
 import type { CommandDefinition } from './command.ts';
 import { type CommandEntry, commandTable } from './command-table.ts';
+import { separated } from './command-words.ts';
 import type { Cleanup, Context } from './context.ts';
 import { endProcess } from './end-process.ts';
 import { exactArguments, refuseInexact, refuseInexactVariables } from './exact-text.ts';
@@ -113,6 +114,8 @@ export async function main(given: readonly string[], starter?: Starter): Promise
 export async function runCommandLine(argv: readonly string[], context: Context): Promise<void> {
   const args = argv[0] === 'help' ? [...argv.slice(1, 2), '--help'] : argv.length === 0 ? ['--help'] : [...argv];
   const texts: string[] = [];
+  // Of a group whose command is missing: its help. Of wrong usage: what `usageProblem` takes from the error itself.
+  const errorTexts: string[] = [];
   const program = new Command('dsec')
     .description(
       'Converts OCI images to EROFS, mounts them at once, runs them, and packs what changed into new layers.',
@@ -123,7 +126,7 @@ export async function runCommandLine(argv: readonly string[], context: Context):
     // What stands behind a command's name is that command's.
     .enablePositionalOptions()
     .exitOverride()
-    .configureOutput({ writeOut: (text) => texts.push(text), writeErr: () => {} })
+    .configureOutput({ writeOut: (text) => texts.push(text), writeErr: (text) => errorTexts.push(text) })
     .addHelpText('after', PROGRAM_HELP);
   // The others are for help, and for guessing what was meant.
   const named = commandTable.find(({ name }) => name === args[0]);
@@ -142,12 +145,13 @@ export async function runCommandLine(argv: readonly string[], context: Context):
     });
   }
   try {
-    await program.parseAsync(args, { from: 'user' });
+    await program.parseAsync(withSeparator(program, args), { from: 'user' });
   } catch (error) {
     // What parses an option does not know whose it is.
     if (isDsecError(error, 'CLI_USAGE')) throw fail('CLI_USAGE', { ...error.params, program: helpful(program, args) });
     if (!(error instanceof CommanderError)) throw error;
-    if (error.exitCode !== 0) {
+    if (error.code === 'commander.help') texts.push(...errorTexts);
+    else if (error.exitCode !== 0) {
       throw fail('CLI_USAGE', { problem: usageProblem(error), program: helpful(program, args) });
     }
   }
@@ -171,6 +175,16 @@ function helpful(program: Command, args: readonly string[]): string {
   if (command === undefined) return 'dsec';
   const part = command.commands.find((known) => known.name() === args[1]);
   return ['dsec', command.name(), ...(part === undefined ? [] : [part.name()])].join(' ');
+}
+
+/** With a `--` before the words of a command that is to be run. */
+function withSeparator(program: Command, args: readonly string[]): readonly string[] {
+  const command = program.commands.find((known) => known.name() === args[0]);
+  const part = command?.commands.find((known) => known.name() === args[1]);
+  const called = part ?? command;
+  if (called === undefined) return args;
+  const names = part === undefined ? 1 : 2;
+  return [...args.slice(0, names), ...separated(called, args.slice(names))];
 }
 
 const PROGRAM_HELP = `

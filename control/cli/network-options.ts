@@ -5,7 +5,14 @@
 import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
 import { messageOf } from '#base';
-import { NETWORK_MODES, type NetworkMode, type NetworkPolicy, parsePolicy, type WrittenRule } from '#runtime';
+import {
+  BUILT_IN_SERVICES,
+  NETWORK_MODES,
+  type NetworkMode,
+  type NetworkPolicy,
+  parsePolicy,
+  type WrittenRule,
+} from '#runtime';
 import { fail } from '../errors.ts';
 import { choice } from './choice.ts';
 import { repeated } from './repeated.ts';
@@ -68,12 +75,21 @@ export function policyOf(
     [deny, false],
   ] as const) {
     for (const target of targets) {
+      refuseBareService(target, isOpen ? '--allow' : '--deny', program);
       if (target.startsWith('@')) services[target.slice(1)] = isOpen;
       else rules.push(ruleOf(target, isOpen, program));
     }
   }
   // Once more: what was typed is no better than what a file has.
   return parsePolicy({ default: preset ?? written.default, rules, services });
+}
+
+/** What libraries call `pypi` is `@pypi` here, and a host of that name is hardly ever meant. @throws CLI_USAGE */
+function refuseBareService(target: string, option: string, program: string): void {
+  const [name = ''] = target.split(':');
+  if (name.includes('.') || !Object.hasOwn(BUILT_IN_SERVICES, name)) return;
+  const problem = `${option} ${target}: a host of that name; the service is @${name}. A rule of --policy FILE can name such a host`;
+  throw fail('CLI_USAGE', { problem, program });
 }
 
 /** `TARGET[:PORTS[/PROTOCOL]]`; an IPv6 address with ports is in brackets. */

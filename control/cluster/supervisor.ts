@@ -33,7 +33,8 @@ const FIRST_MS = 200;
 const LONGEST_MS = 30_000;
 /** One that lived so long is started again at once. */
 const STABLE_MS = 60_000;
-const SAID_BYTES = 4096;
+const READY_BYTES = 4096;
+const LAST_WORDS_MS = 1000;
 /** For whoever is supervised (cli/supervised.ts). */
 export const SUPERVISED = 'DSEC_SUPERVISED';
 
@@ -54,13 +55,16 @@ export class Supervisor {
   async start(program: ServiceProgram): Promise<RegExpExecArray> {
     const one: Running = { program, child: undefined };
     this.running.push(one);
-    const { child, ready, said } = this.spawn(program);
+    const { child, ready } = this.spawn(program);
     one.child = child;
     const ended = once(child, 'exit');
+    const closed = new Promise<void>((done) => child.once('close', () => done()));
     const first = await Promise.race([ready, ended.then(() => undefined)]);
     if (first === undefined) {
       one.child = undefined;
-      throw fail('CLUSTER_SERVICE', { name: program.name, said: said().trim() || 'it said nothing' });
+      // What it says why comes before ours, unless something that it has left keeps its stderr open.
+      await Promise.race([closed, delay(LAST_WORDS_MS)]);
+      throw fail('CLUSTER_SERVICE', { name: program.name, how: endOf(child) });
     }
     const args = program.argsAgain?.(first) ?? program.args;
     void this.keep(one, { ...program, args }, ended, Date.now());
@@ -89,7 +93,7 @@ export class Supervisor {
       await ended;
       if (this.ending) return;
       const { child } = one;
-      const how = child?.signalCode ?? `exit status ${child?.exitCode}`;
+      const how = endOf(child);
       waitMs = Date.now() - since > STABLE_MS ? FIRST_MS : Math.min(LONGEST_MS, waitMs * 2);
       say(`${program.name} ended (${how}); it is started again`);
       await delay(waitMs);
@@ -105,20 +109,20 @@ export class Supervisor {
     const env = { ...this.options.env, [SUPERVISED]: '1' };
     const child = spawn(program, [...before, ...args], { env, stdio: ['pipe', 'pipe', 'pipe'] });
     child.stdin.on('error', () => {});
-    let said = '';
     let text = '';
     const isReady = new Promise<RegExpExecArray>((resolve) => {
       child.stdout.on('data', (bytes: Buffer) => {
-        if (text.length > SAID_BYTES) return;
+        if (text.length > READY_BYTES) return;
         text += bytes;
         const found = ready.exec(text);
         if (found !== null) resolve(found);
       });
     });
-    child.stderr.on('data', (bytes: Buffer) => {
-      said = (said + bytes).slice(-SAID_BYTES);
-      process.stderr.write(bytes);
-    });
-    return { child, ready: isReady, said: () => said };
+    child.stderr.on('data', (bytes: Buffer) => process.stderr.write(bytes));
+    return { child, ready: isReady };
   }
+}
+
+function endOf(child: ChildProcess | undefined): string {
+  return child?.signalCode ?? `exit status ${child?.exitCode}`;
 }

@@ -38,6 +38,13 @@ const HEADERS = {
 export function consoleRoutes(app: FastifyInstance): void {
   const files = consoleFiles();
   const toPage = (_request: FastifyRequest, reply: FastifyReply) => reply.redirect('/console/', 308);
+  // Where somebody lands who has no more than the address.
+  app.route({
+    method: 'GET',
+    url: '/',
+    schema: { hide: true } as object,
+    handler: (_request: FastifyRequest, reply: FastifyReply) => reply.redirect('/console/', 302),
+  });
   app.route({ method: 'GET', url: '/console', schema: { hide: true } as object, handler: toPage });
   app.route<{ Params: { '*': string } }>({
     method: 'GET',

@@ -29,13 +29,12 @@ function diskRow(): Feature {
   let folder = runtimeFolders().stateDir;
   while (!existsSync(folder)) folder = dirname(folder);
   const { way, detail } = diskWay(folder);
-  const fallback =
-    'an ext4 image for each sandbox that is limited, on a loop device; without e2fsprogs --disk is refused';
+  const how = way === undefined ? '' : way === 'quota' ? 'by quota; ' : 'by image; ';
   return {
     name: 'disk limits',
-    present: way === 'quota',
-    detail: `${folder}: ${detail}`,
-    usedFor: '--disk, by project quotas',
-    fallback,
+    present: way !== undefined,
+    detail: `${how}${folder}: ${detail}`,
+    usedFor: '--disk, by project quotas, or by an ext4 image on a loop device for each sandbox that is limited',
+    fallback: '--disk is refused',
   };
 }

@@ -45,7 +45,7 @@ export const clusterErrors = {
     http: 400,
   },
   CLUSTER_SERVICE: {
-    message: 'the {name} did not start: {said}',
+    message: 'the {name} did not start: it ended with {how}',
     hint: 'what it says is above; docs/cluster.md has what each service needs',
     exit: 1,
     http: 500,
@@ -177,6 +177,12 @@ export const clusterErrors = {
     exit: 1,
     http: 409,
   },
+  PLACEMENT_NO_BACKEND: {
+    message: 'no node of this cluster has the backend {backend}',
+    hint: '`dsec doctor` on a node says what it lacks: microvm takes QEMU or Firecracker and `dsec vm kernel`, vm takes QEMU; a node looks again every few seconds',
+    exit: 5,
+    http: 501,
+  },
   PLACEMENT_NO_GPU: {
     message: 'no node of this cluster has {wanted}',
     hint: 'GET /v1/nodes (dsec nodes --json) shows what each has: capacity.gpus, and a label gpu:KIND for each kind',
@@ -280,7 +286,7 @@ export const clusterErrors = {
   },
   SERVICE_UNREACHABLE: {
     message: 'nobody answers at {url}: {reason}',
-    hint: 'is the service there, and its address right? Nothing was done',
+    hint: 'is the service there, and its address right? Nothing was done{wayBack}',
     retryable: true,
     exit: 6,
     http: 503,

@@ -7,6 +7,18 @@ export const commandLineErrors = {
     exit: 2,
     http: 400,
   },
+  CLI_CLIPBOARD_EMPTY: {
+    message: 'nothing of {type} is in the {selection} of {name}',
+    hint: 'copy something in the machine first; --type image/png asks for a picture, --selection primary for what is selected',
+    exit: 1,
+    http: 404,
+  },
+  CLI_DISK_PREFIX: {
+    message: 'there is no file {disk} here; the disk of that name is disk:{disk}',
+    hint: 'dsec disk serve disk:{disk} ...',
+    exit: 4,
+    http: 404,
+  },
   CLI_DISK_SNAPSHOT: {
     message: 'disk {disk} has no snapshot {snapshot}: {known}',
     hint: 'dsec disk ls shows the snapshots of each disk',

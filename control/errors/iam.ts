@@ -90,7 +90,7 @@ export const iamErrors = {
   },
   IAM_TOKEN_INVALID: {
     message: 'the token is not valid',
-    hint: 'it may be mistyped, expired, revoked, or of a principal that is disabled; ask for another one',
+    hint: 'none was sent, or it is mistyped, expired, revoked, or of a principal that is disabled; ask for another one',
     exit: 5,
     http: 401,
   },

@@ -33,6 +33,12 @@ export const nodeErrors = {
     exit: 1,
     http: 503,
   },
+  SANDBOX_AMBIGUOUS: {
+    message: 'several sandboxes are called {name}: {ids}',
+    hint: 'name it with its edge, as one of these',
+    exit: 2,
+    http: 409,
+  },
   SANDBOX_BAD_REQUEST: {
     message: 'the runtime service was asked for something that it does not know: {problem}',
     hint: 'docs/sandboxes.md has what it takes',
@@ -44,6 +50,24 @@ export const nodeErrors = {
     hint: 'for example: dsec sandbox cp work:/etc/os-release .',
     exit: 2,
     http: 400,
+  },
+  SANDBOX_COPY_HERE: {
+    message: '{path} of this machine: {reason}',
+    hint: 'check the path and its permissions',
+    exit: 1,
+    http: 409,
+  },
+  SANDBOX_COPY_NONE: {
+    message: '{path}: no such file or folder on this machine',
+    hint: 'check the path; a path in a sandbox is written NAME:PATH',
+    exit: 4,
+    http: 404,
+  },
+  SANDBOX_ELSEWHERE: {
+    message: 'there is no sandbox {name} on this machine',
+    hint: 'one of the cluster (context {context} is current): dsec sandbox pack-diff {name} --name NAME:TAG',
+    exit: 4,
+    http: 404,
   },
   SANDBOX_FILE_CHANGED: {
     message: '{path} of sandbox {name}: what came is not what its sha256 says: it was changed while it was copied',
@@ -60,7 +84,7 @@ export const nodeErrors = {
   },
   SANDBOX_ID: {
     message: '{id} is no id of a sandbox',
-    hint: 'it is NAME.EDGE, as its creation and GET /v1/sandboxes tell it',
+    hint: 'it is NAME.EDGE, as `dsec sandbox ls` and GET /v1/sandboxes show it',
     exit: 4,
     http: 404,
   },
@@ -115,8 +139,8 @@ export const nodeErrors = {
     http: 501,
   },
   SERVE_RUNS_ALREADY: {
-    message: 'a runtime service runs already, at {socket}',
-    hint: 'end that one with SIGTERM, or name another run folder with $DSEC_RUN',
+    message: 'a runtime service (or an edge, which is one) runs already: process {pid}, at {socket}',
+    hint: 'end that one: kill {pid}; or name another run folder with $DSEC_RUN',
     exit: 1,
     http: 409,
   },

@@ -2,7 +2,7 @@
  * One file into a sandbox or out of it, through a connection that may break: it goes on where it was as soon as the runtime service answers again,
  * also in another run of the same command, and takes its place when its sha256 is right, and not before.
  */
-import { createHash } from 'node:crypto';
+import { createHash, randomUUID } from 'node:crypto';
 import { constants, createReadStream } from 'node:fs';
 import * as fs from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -30,6 +30,27 @@ export async function sendFile(client: SandboxClient, name: string, from: string
     if (complete) return true;
     return (await client.uploadPart(name, spec, offset, createReadStream(from, { start: offset }))).complete;
   });
+}
+
+/** At one go and unverified, for sandboxes that take no parts: whole machines. @throws RUNTIME_FILE */
+export async function sendWhole(client: SandboxClient, name: string, from: string, to: string): Promise<void> {
+  await client.write(name, to, createReadStream(from));
+}
+
+/** The other way; it takes its place when all of it has come. @throws RUNTIME_FILE */
+export async function fetchWhole(client: SandboxClient, name: string, from: string, to: string): Promise<void> {
+  const part = join(dirname(to), `.dsec-part-${randomUUID()}`);
+  const file = await fs.open(part, 'wx', 0o600);
+  try {
+    for await (const bytes of client.content(name, from, 0)) await file.write(bytes);
+    await file.chmod(0o666 & ~process.umask());
+    await fs.rename(part, to);
+  } catch (error) {
+    await fs.rm(part, { force: true });
+    throw error;
+  } finally {
+    await file.close();
+  }
 }
 
 /** @throws SANDBOX_FILE_CHANGED */

@@ -1,11 +1,12 @@
 /** The runtime service's sandboxes as a client on this machine sees them (sandbox-routes.ts). Errors arrive as what they were there. */
 import type { IncomingMessage, RequestOptions } from 'node:http';
 import { join } from 'node:path';
-import type { Readable } from 'node:stream';
+import { Readable } from 'node:stream';
 import { StringDecoder } from 'node:string_decoder';
 import { DsecError, systemCode } from '#base';
 import {
   type AllLimits,
+  type ClipboardType,
   type DeniedAttempt,
   type ExecResult,
   type ExecSpec,
@@ -18,6 +19,7 @@ import {
   type SandboxEnd,
   type SandboxUsage,
   type ScreenAction,
+  type Selection,
   type UploadSpec,
   type UploadState,
 } from '#runtime';
@@ -81,6 +83,8 @@ export interface SandboxListing {
 
 export class SandboxClient {
   private readonly address: ServiceAddress;
+  /** Of a cluster: the whole ids that names without an edge have turned out to be. */
+  private readonly ids = new Map<string, string>();
 
   /** Of this machine's runtime service, or of a cluster's API: there names are ids, NAME.EDGE. */
   constructor(address: ServiceAddress = sandboxSocket(runtimeFolders().runDir)) {
@@ -228,6 +232,17 @@ export class SandboxClient {
   async act(name: string, actions: readonly ScreenAction[]): Promise<void> {
     await this.json('POST', `${path(name)}/screen/input`, { actions });
   }
+  /** Undefined: nothing of this type is there. */
+  async clipboard(name: string, type: ClipboardType, selection: Selection): Promise<Buffer | undefined> {
+    const answer = await this.send('GET', `${path(name)}/screen/clipboard${queryOf({ type, selection })}`);
+    const bytes = await drain(answer);
+    return answer.statusCode === 204 ? undefined : bytes;
+  }
+  async setClipboard(name: string, type: ClipboardType, selection: Selection, bytes: Buffer): Promise<void> {
+    const headers = { 'content-type': 'application/octet-stream' };
+    const url = `${path(name)}/screen/clipboard${queryOf({ type, selection })}`;
+    await drain(await this.send('PUT', url, { headers, body: Readable.from([bytes]) }));
+  }
   async *console(name: string, follow: boolean, signal?: AbortSignal): AsyncGenerator<Buffer> {
     yield* bodyOf(await this.send('GET', `${path(name)}/console${queryOf({ follow })}`, { signal }));
   }
@@ -238,6 +253,15 @@ export class SandboxClient {
   async *content(name: string, of: string, offset: number): AsyncGenerator<Buffer> {
     const answer = await this.send('GET', `${path(name)}/files${queryOf({ path: of, offset })}`);
     yield* bodyOf(answer);
+  }
+  /** The file is whole, or as it was; of a whole machine it is written in place. */
+  async write(name: string, to: string, body: Readable): Promise<void> {
+    const headers = { 'content-type': 'application/octet-stream', 'transfer-encoding': 'chunked' };
+    try {
+      await drain(await this.send('PUT', `${path(name)}/files${queryOf({ path: to })}`, { headers, body }));
+    } finally {
+      body.destroy();
+    }
   }
   uploadState(name: string, { path: to, ...rest }: UploadSpec): Promise<UploadState> {
     return this.json('GET', `${path(name)}/files/parts${queryOf({ path: String(to), ...rest })}`);
@@ -265,11 +289,27 @@ export class SandboxClient {
     return JSON.parse((await drain(answer)).toString()) as T;
   }
 
+  /** In a cluster a name without its edge does where one sandbox alone is called so. @throws SANDBOX_AMBIGUOUS */
+  private async withWholeId(url: string): Promise<string> {
+    const [start = '', name] = /^\/v1\/sandboxes\/([^/?.]+)(?=[/?]|$)/.exec(url) ?? [];
+    if (!this.isRemote || name === undefined) return url;
+    let id = this.ids.get(name);
+    if (id === undefined) {
+      const found = (await this.list()).filter((row) => row.name.slice(0, row.name.lastIndexOf('.')) === name);
+      if (found.length > 1) throw fail('SANDBOX_AMBIGUOUS', { name, ids: found.map((row) => row.name).join(', ') });
+      // Where there is none, the API says so.
+      id = found[0]?.name ?? name;
+      this.ids.set(name, id);
+    }
+    return `${path(id)}${url.slice(start.length)}`;
+  }
+
   private async send(
     method: string,
-    url: string,
+    asked: string,
     { body, ...options }: RequestOptions & { readonly body?: Readable | string } = {},
   ): Promise<IncomingMessage> {
+    const url = await this.withWholeId(asked);
     const exchange = (resolve: (answer: IncomingMessage) => void, reject: (error: Error) => void) => {
       const again = () => exchange(resolve, reject);
       const sent = requestTo(this.address, { method, path: url, ...options });

@@ -15,7 +15,8 @@ const SUMMARIES: Readonly<Record<string, string>> = {
   [`POST ${SANDBOX}/pause`]: 'Freezes a sandbox and gives its memory back',
   [`POST ${SANDBOX}/resume`]: 'Thaws a paused sandbox',
   [`POST ${SANDBOX}/pack-diff`]: 'Makes an image of what a sandbox has changed, while it runs',
-  [`POST ${SANDBOX}/fork`]: 'New sandboxes with the files of this one as they are now',
+  [`POST ${SANDBOX}/fork`]:
+    'New sandboxes with the files of this one as they are now; with `memory` its processes go on in each',
   [`PUT ${SANDBOX}/limits`]: 'Changes limits of a sandbox that runs',
   [`GET ${SANDBOX}/usage`]: 'Processor time, memory, processes, input and output, disk',
   [`GET ${SANDBOX}/network`]: 'The network policy of a sandbox',
@@ -40,6 +41,8 @@ const SUMMARIES: Readonly<Record<string, string>> = {
   [`DELETE ${SANDBOX}/shells/:id`]: 'Ends the session with all that it started',
   [`GET ${SANDBOX}/screen`]: 'A picture of the screen of a full machine, as PNG',
   [`POST ${SANDBOX}/screen/input`]: 'Keys, text and mouse of a full machine, in order',
+  [`GET ${SANDBOX}/screen/clipboard`]: 'What is in a clipboard of its guest; 204: nothing of this type',
+  [`PUT ${SANDBOX}/screen/clipboard`]: 'Puts text or a picture there',
   [`GET ${SANDBOX}/console`]: 'What a full machine wrote to its serial console last; with follow what comes, too',
   [`POST ${SANDBOX}/console`]: 'Bytes for its serial console',
   [`GET ${SANDBOX}/files`]: 'The content of a file',

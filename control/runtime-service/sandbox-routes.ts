@@ -10,7 +10,7 @@ import { constants } from 'node:os';
 import { Readable } from 'node:stream';
 import { type Static, Type } from '@sinclair/typebox';
 import { type FastifyInstance, fastify } from 'fastify';
-import { openDiskImage, openImage } from '#imagesvc';
+import { compileOnFirstUse, openDiskImage, openImage } from '#imagesvc';
 import {
   BACKENDS,
   type CreateOptions,
@@ -26,10 +26,12 @@ import {
 import { storeLayerOpener } from '../disk-layers.ts';
 import { fail } from '../errors.ts';
 import { PackBody, packedView, packRunning } from '../pack-sandbox.ts';
+import { backendView } from './backend-view.ts';
 import { fileRoutes } from './file-routes.ts';
 import { ForkBody, forkSandbox } from './fork-sandbox.ts';
 import { knownStore } from './known-stores.ts';
 import { LimitsBody, limitFields, UsageQuery } from './limit-schemas.ts';
+import { onMachinePath } from './machine-path.ts';
 import { NetworkBody, networkAsked, networkRoutes } from './network-routes.ts';
 import { outputFrame } from './output-frames.ts';
 import { type PortRouteOptions, portRoutes } from './port-routes.ts';
@@ -130,6 +132,7 @@ export async function sandboxApp(node: Sandboxes): Promise<FastifyInstance> {
     bodyLimit: BODY_BYTES,
     exposeHeadRoutes: false,
     forceCloseConnections: true,
+    schemaController: compileOnFirstUse(),
     ajv: { customOptions: { removeAdditional: false, coerceTypes: true } },
   });
   takeOctets(app);
@@ -293,11 +296,13 @@ export async function sandboxRoutes(
   });
   if (machinePaths) {
     route('POST', `${one}/files/upload`, { body: CopyBody }, async ({ sandbox, body }) => {
-      await sandbox().files.upload(body.from, body.to);
+      const { files } = sandbox();
+      await onMachinePath(body.from, () => files.upload(body.from, body.to));
       return {};
     });
     route('POST', `${one}/files/download`, { body: CopyBody }, async ({ sandbox, body }) => {
-      await sandbox().files.download(body.from, body.to);
+      const { files } = sandbox();
+      await onMachinePath(body.to, () => files.download(body.from, body.to));
       return {};
     });
   }
@@ -308,7 +313,7 @@ export async function sandboxRoutes(
 
 export function sandboxView(sandbox: NodeSandbox) {
   const { name, state, end, facts, runningCommands } = sandbox;
-  const { id, createdAt, backend, store, base, workspace, toolkits, limits, resident, userns } = facts;
+  const { id, createdAt, store, base, workspace, toolkits, limits, resident, userns } = facts;
   const { expiresAt, idleMs, idleAction, class: serviceClass = 'ls', pausedAt } = resident ?? {};
   return {
     name,
@@ -316,7 +321,7 @@ export function sandboxView(sandbox: NodeSandbox) {
     state,
     end,
     createdAt,
-    backend,
+    ...backendView(facts),
     store,
     base,
     workspace,

@@ -1,10 +1,21 @@
 /**
- * Screens of full machines over HTTP: a picture, keys and mouse, the serial console. VNC is port 5900 of such a sandbox (port-routes.ts). docs/vm.md has
+ * Screens of full machines over HTTP: a picture, keys and mouse, clipboards, the serial console. VNC is port 5900 of such a sandbox (port-routes.ts). docs/vm.md has
  * the routes. Other backends answer RUNTIME_UNSUPPORTED.
  */
 import { Readable } from 'node:stream';
 import { Type } from '@sinclair/typebox';
-import { BUTTONS, type Capability, FullVmSandbox, type NodeSandbox, SCREEN, unsupported } from '#runtime';
+import {
+  BUTTONS,
+  type Capability,
+  CLIPBOARD_TYPES,
+  FullVmSandbox,
+  MOST_CLIPBOARD_BYTES,
+  type NodeSandbox,
+  SCREEN,
+  SELECTIONS,
+  unsupported,
+} from '#runtime';
+import { fail } from '../errors.ts';
 import { type AddRoute, ONE_SANDBOX, stopWith } from './route.ts';
 
 const Pixel = Type.Integer({ minimum: 0, maximum: SCREEN.most * 4 });
@@ -32,6 +43,10 @@ const Action = Type.Union([
   Type.Object({ type: Type.Literal('scroll'), steps: Type.Integer({ minimum: -100, maximum: 100 }) }, closed),
 ]);
 const InputBody = Type.Object({ actions: Type.Array(Action, { minItems: 1, maxItems: 100 }) }, closed);
+const ClipboardQuery = Type.Object({
+  type: Type.Optional(Type.Union(CLIPBOARD_TYPES.map((name) => Type.Literal(name)))),
+  selection: Type.Optional(Type.Union(SELECTIONS.map((name) => Type.Literal(name)))),
+});
 const ConsoleQuery = Type.Object({ follow: Type.Optional(Type.Boolean()) });
 
 /** Of a machine that is to be made. */
@@ -53,6 +68,29 @@ export function screenRoutes(route: AddRoute): void {
     await machineOf(sandbox(), 'screen').act(body.actions);
     return {};
   });
+  route(
+    'GET',
+    `${ONE_SANDBOX}/screen/clipboard`,
+    { querystring: ClipboardQuery },
+    async ({ sandbox, query, reply }) => {
+      const { type = 'text/plain', selection = 'clipboard' } = query;
+      const bytes = await machineOf(sandbox(), 'clipboard').getClipboard(selection, type);
+      if (bytes === undefined) return reply.code(204).send();
+      reply.header('content-type', type === 'text/plain' ? 'text/plain; charset=utf-8' : type);
+      return reply.header('cache-control', 'no-store').send(bytes);
+    },
+  );
+  route(
+    'PUT',
+    `${ONE_SANDBOX}/screen/clipboard`,
+    { querystring: ClipboardQuery },
+    async ({ sandbox, query, request }) => {
+      const { type = 'text/plain', selection = 'clipboard' } = query;
+      const machine = machineOf(sandbox(), 'clipboard');
+      await machine.setClipboard(selection, { type, bytes: await collected(request.body) });
+      return {};
+    },
+  );
   route('GET', `${ONE_SANDBOX}/console`, { querystring: ConsoleQuery }, async ({ sandbox, query, reply }) => {
     const machine = machineOf(sandbox(), 'console');
     const serial = await machine.console();
@@ -76,6 +114,22 @@ export function screenRoutes(route: AddRoute): void {
       for await (const bytes of request.body) await serial.write(bytes as Buffer, gone);
     return {};
   });
+}
+
+/** @throws SANDBOX_BAD_REQUEST for more than any clipboard takes */
+async function collected(body: unknown): Promise<Buffer> {
+  const parts: Buffer[] = [];
+  let sizeBytes = 0;
+  if (body instanceof Readable) {
+    for await (const part of body as AsyncIterable<Buffer>) {
+      sizeBytes += part.length;
+      if (sizeBytes > MOST_CLIPBOARD_BYTES) {
+        throw fail('SANDBOX_BAD_REQUEST', { problem: `a clipboard takes at most ${MOST_CLIPBOARD_BYTES} bytes` });
+      }
+      parts.push(part);
+    }
+  }
+  return Buffer.concat(parts);
 }
 
 /** @throws RUNTIME_UNSUPPORTED */

@@ -9,6 +9,8 @@ export interface ApiEndpoint {
   readonly url: string;
   readonly token: string | undefined;
   readonly caFile?: string;
+  /** Nobody named the API: this context is current. */
+  readonly currentContext?: string;
 }
 
 /** A path: of a socket. */
@@ -48,10 +50,16 @@ export function connectionProblem(address: ServiceAddress, error: unknown): Erro
   ].includes(code);
   if (typeof address !== 'string') {
     if (away || /CERT|TLS|SSL|SELF_SIGNED/.test(code))
-      return fail('SERVICE_UNREACHABLE', { url: address.url, reason: problem }, error);
+      return fail('SERVICE_UNREACHABLE', { url: address.url, reason: problem, wayBack: wayBack(address) }, error);
     return fail('SERVICE_LOST', { url: address.url, reason: problem }, error);
   }
   return away ? fail('SANDBOX_NO_SERVICE', { socket: address }) : fail('SANDBOX_PROTOCOL', { problem }, error);
+}
+
+/** For whoever does not know, or not any more, why a cluster is asked. */
+function wayBack({ currentContext }: ApiEndpoint): string {
+  if (currentContext === undefined) return '';
+  return `; context ${currentContext} is current: for this machine --api local, or \`dsec context use local\``;
 }
 
 function agentOf(isSecure: boolean, caFile: string | undefined): Agent | SecureAgent {

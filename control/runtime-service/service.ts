@@ -8,7 +8,7 @@
  *
  * Beside them are the sandboxes that stay (`dsec sandbox create`): those are the keeper's, and outlive this process.
  */
-import { mkdirSync, rmSync } from 'node:fs';
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import type { FastifyInstance } from 'fastify';
 import { messageOf } from '#base';
@@ -76,7 +76,10 @@ export class RuntimeService {
     mkdirSync(runDir, { recursive: true, mode: 0o755 });
     const socket = serviceSocket(runDir);
     const lock = tryLock(`${socket}.lock`);
-    if (lock === undefined) throw fail('SERVE_RUNS_ALREADY', { socket });
+    if (lock === undefined)
+      throw fail('SERVE_RUNS_ALREADY', { socket, pid: readFileSync(`${socket}.lock`, 'utf8').trim() });
+    // For whoever comes after.
+    writeFileSync(lock.path, `${process.pid}\n`);
     const service = new RuntimeService(options, agent, socket, lock);
     try {
       await service.openNode(runDir);

@@ -125,7 +125,7 @@ export function connectionProblem(url: string, error: unknown): DsecError {
   const code = codeOf(error);
   const isNeverSent = NEVER_SENT.has(code) && !OF_CONNECTED.has(String((error as { syscall?: unknown }).syscall));
   if (!isNeverSent && !isDistrust(error)) return lostIn(url, error);
-  return fail('SERVICE_UNREACHABLE', { url, reason: messageOf(error) || code }, error);
+  return fail('SERVICE_UNREACHABLE', { url, reason: messageOf(error) || code, wayBack: '' }, error);
 }
 
 /** Somebody may have taken what was asked. */

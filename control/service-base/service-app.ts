@@ -11,7 +11,7 @@ import type { Server as TlsServer } from 'node:tls';
 import { type FastifyBaseLogger, type FastifyRequest, fastify, LogController } from 'fastify';
 import { type Logger, pino } from 'pino';
 import type { DsecError } from '#base';
-import { type HttpApp, listenHttp, Metrics, parseListenAddress } from '#imagesvc';
+import { compileOnFirstUse, type HttpApp, listenHttp, Metrics, parseListenAddress } from '#imagesvc';
 import { fail } from '../errors.ts';
 import { type TokenGiven, tokenOf } from './cluster-token.ts';
 import { errorBody, retryAfterOf, serviceErrorOf } from './service-errors.ts';
@@ -87,6 +87,7 @@ export function createService(options: ServiceOptions): Service {
       return typeof given === 'string' && REQUEST_ID.test(given) ? given : randomUUID();
     },
     requestIdHeader: false,
+    schemaController: compileOnFirstUse(),
     ajv: { customOptions: { removeAdditional: false, coerceTypes: true, allErrors: false } },
   }) as unknown as HttpApp;
 
@@ -137,7 +138,9 @@ export function createService(options: ServiceOptions): Service {
   });
   app.setErrorHandler((thrown, request, reply) => {
     const error = errorOf(thrown);
-    if (error.http >= 500 && error.http !== 503) request.log.error({ err: thrown }, error.code);
+    // What this machine or backend cannot do is an answer as any other: no fault of ours.
+    if (error.http === 501) request.log.info({ problem: error.message }, error.code);
+    else if (error.http >= 500 && error.http !== 503) request.log.error({ err: thrown }, error.code);
     const retryAfter = retryAfterOf(error);
     if (retryAfter !== undefined) reply.header('retry-after', retryAfter);
     return reply

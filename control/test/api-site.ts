@@ -45,6 +45,7 @@ export class FakeEdge {
   limit = 1000;
   labels: string[] = [];
   gpus = 0;
+  gpuKinds: Record<string, { cards: number; free: number }> | undefined;
   /** Runs tasks too. */
   hasTasks = false;
   /** Before other limits hold. */
@@ -85,6 +86,7 @@ export class FakeEdge {
       },
       labels: this.labels,
       capacity: { cpuMilli: 1e9, memoryBytes: 1e15, diskBytes: 1e15, gpus: this.gpus },
+      ...(this.gpuKinds === undefined ? {} : { gpuKinds: this.gpuKinds }),
       reserved: { cpuMilli: 0, memoryBytes: 0, diskBytes: 0, gpus: 0 },
       load: { cpu: 0, memory: 0, disk: 0 },
       users: {},

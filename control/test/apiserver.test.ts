@@ -71,6 +71,12 @@ describe('the apiserver', () => {
     expect(await site.used()).toBe(1);
   });
 
+  it('says at once that no node has a backend, which waiting does not help', async () => {
+    const { status, body } = await site.create({ backend: 'microvm' });
+    expect([status, body.error.code, body.error.retryable]).toEqual([501, 'PLACEMENT_NO_BACKEND', false]);
+    expect(await site.used()).toBe(0);
+  });
+
   it('asks the same edge again when the answer was lost: one sandbox, not two', async () => {
     for (const edge of site.edges) edge.mode = 'lose';
     const asking = site.create({ requestId: 'lost' });

@@ -28,7 +28,7 @@ describe('docs/cluster.md', () => {
 
   it.skipIf(!hasSystemd)('has units that systemd takes', () => {
     const served = units.map((unit) => /dsec serve (\w+)/.exec(unit)?.[1]);
-    expect(served).toEqual(['edge', 'watcher', 'apiserver', 'fncall', 'all']);
+    expect(served).toEqual(['edge', 'watcher', 'apiserver', 'imagesvc', 'fncall', 'all']);
     for (const [at, unit] of units.entries()) {
       const path = join(folder, `dsec-${at}.service`);
       // The program is not installed where tests run.
@@ -75,9 +75,9 @@ describe('docs/cluster.md', () => {
       volumes: object;
     };
     expect([...Value.Errors(Compose, read)]).toEqual([]);
-    expect(Object.keys(read.services).sort()).toEqual(['api', 'edge', 'watcher']);
+    expect(Object.keys(read.services).sort()).toEqual(['api', 'edge', 'images', 'watcher']);
     for (const { command, volumes = [] } of Object.values(read.services)) {
-      expect(command).toMatch(/^dsec serve (apiserver|edge|watcher) /);
+      expect(command).toMatch(/^dsec serve (apiserver|edge|imagesvc|watcher) /);
       for (const volume of volumes.filter((one) => !one.startsWith('/'))) {
         expect(Object.keys(read.volumes)).toContain(volume.split(':')[0]);
       }

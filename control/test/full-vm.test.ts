@@ -10,7 +10,15 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import type { FastifyInstance } from 'fastify';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { findAgent, isUnsupported, type NodeSandbox, SandboxNode } from '#runtime';
+import {
+  type ClipboardType,
+  type ExecSpec,
+  findAgent,
+  isUnsupported,
+  type NodeSandbox,
+  SandboxNode,
+  type Selection,
+} from '#runtime';
 import { openPort } from '../runtime-service/port-client.ts';
 import { SandboxClient, sandboxSocket } from '../runtime-service/sandbox-client.ts';
 import { sandboxApp } from '../runtime-service/sandbox-routes.ts';
@@ -92,8 +100,12 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
       if (!isUnsupported(error) || performance.now() > until) throw error;
     }
   }
-  async function run(script: string, stdin?: string): Promise<{ text: string; errors: string; exitCode: number }> {
-    const command = await desk().exec({ args: ['sh', '-c', script], stdin: stdin !== undefined });
+  async function run(
+    script: string,
+    stdin?: string,
+    machine = desk(),
+  ): Promise<{ text: string; errors: string; exitCode: number }> {
+    const command = await machine.exec({ args: ['sh', '-c', script], stdin: stdin !== undefined });
     if (stdin !== undefined) {
       await command.write(Buffer.from(stdin));
       await command.closeStdin();
@@ -218,7 +230,88 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
     expect(await client.stat('desk', '/root/bytes')).toMatchObject({ kind: 'file', size: bytes.length });
     await expect(files.read('/none')).rejects.toMatchObject({ code: 'RUNTIME_FILE', params: { code: 'ENOENT' } });
     await expect(files.list('/')).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
-    await expect(desk().exec({ args: ['true'], user: 'root' })).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
+  });
+
+  it('runs commands with the environment, user and folder that are asked for', async () => {
+    const shown = 'printf "%s|%s|%s|%s|" "$ODD" "$HOME" "$PWD" "$*"; id -u; id -g; id -G';
+    const said = async (more: Partial<ExecSpec>) => {
+      const command = await desk().exec({ args: ['sh', '-c', shown, 'sh', "it's", '$(x) \\'], ...more });
+      const parts: string[] = [];
+      for await (const { bytes } of command.output()) parts.push(String(bytes));
+      expect((await command.wait()).exitCode).toBe(0);
+      return parts.join('');
+    };
+    const odd = ' "two"\n=lines\'$ä ';
+    expect(await said({ env: [`ODD=${odd}`], cwd: '/usr/share' })).toBe(
+      `${odd}|/root|/usr/share|it's $(x) \\|0\n0\n0\n`,
+    );
+    expect(await said({ user: 'user', cwd: '/home' })).toBe("|/home/user|/home|it's $(x) \\|1000\n1000\n1000 5\n");
+    expect(await said({ user: '1234:5', env: ['HOME=/tmp'], cwd: '/' })).toBe("|/tmp|/|it's $(x) \\|1234\n5\n5\n");
+    const last = (await client.commands('desk')).at(-1);
+    expect(last?.args?.slice(0, 2)).toEqual(['sh', '-c']);
+    const refused = [
+      [{ args: ['true'], user: 'nobody-here' }, 'RUNTIME_USER'],
+      [{ args: ['true'], cwd: '/none' }, 'RUNTIME_COMMAND_NOT_EXECUTABLE'],
+      [{ args: ['none'], cwd: '/' }, 'RUNTIME_COMMAND_NOT_FOUND'],
+    ] as const;
+    for (const [spec, code] of refused) await expect(desk().exec(spec)).rejects.toMatchObject({ code });
+  });
+
+  it('has the clipboard of its guest, over pauses and restarts of the service', async () => {
+    const paste = (selection: string, more = '') => run(`DISPLAY=:0 xclip -o -selection ${selection} ${more}`);
+    const get = (selection: Selection = 'clipboard', type: ClipboardType = 'text/plain') =>
+      client.clipboard('desk', type, selection);
+    const set = (text: string, selection: Selection = 'clipboard') =>
+      client.setClipboard('desk', 'text/plain', selection, Buffer.from(text));
+    const soon = async (what: string, isThere: () => Promise<boolean>) => {
+      for (const until = performance.now() + 5 * MINUTES; !(await isThere()); await delay(300)) {
+        if (performance.now() > until) throw new Error(`not there: ${what}`);
+      }
+    };
+    const pasted = (text: string, selection: string) =>
+      soon(`${text}, pasted`, async () => (await paste(selection)).text === text);
+    await soon('an agent of SPICE', async () => {
+      const error = await get().then(
+        () => undefined,
+        (thrown: unknown) => thrown,
+      );
+      if (error !== undefined && !isUnsupported(error)) throw error;
+      return error === undefined;
+    });
+    await set('grüße\nfrom here');
+    await pasted('grüße\nfrom here', 'clipboard');
+    expect(String(await get())).toBe('grüße\nfrom here');
+    const long = 'long '.repeat(100_000);
+    await set(long, 'primary');
+    await pasted(long, 'primary');
+    const picture = await client.screenshot('desk');
+    await client.setClipboard('desk', 'image/png', 'clipboard', picture);
+    const digest = createHash('sha256').update(picture).digest('hex');
+    await soon('a picture, pasted', async () =>
+      (await run('DISPLAY=:0 xclip -o -selection clipboard -t image/png | sha256sum')).text.startsWith(digest),
+    );
+    const copy = 'printf "%s" "of the guest" | DISPLAY=:0 xclip -selection clipboard >/dev/null 2>&1';
+    await run(copy);
+    await soon('what was copied', async () => String(await get()) === 'of the guest');
+    expect(await get('clipboard', 'image/png')).toBeUndefined();
+    await client.pause('desk');
+    await client.resume('desk');
+    expect(String(await get())).toBe('of the guest');
+    await pasted('of the guest', 'clipboard');
+    await pasted(long, 'primary');
+    await closeService();
+    await openService();
+    await pasted(long, 'primary');
+    await set('later');
+    await pasted('later', 'clipboard');
+    for (const [type, bytes] of [
+      ['text/plain', Buffer.from([0xff])],
+      ['image/png', Buffer.from('no picture')],
+    ] as const) {
+      await expect(client.setClipboard('desk', type, 'clipboard', bytes)).rejects.toMatchObject({ code: 'VM_INPUT' });
+    }
+    const large = client.setClipboard('desk', 'text/plain', 'clipboard', Buffer.alloc((4 << 20) + 1, 'x'));
+    await expect(large).rejects.toMatchObject({ code: 'SANDBOX_BAD_REQUEST' });
   });
 
   it('has the network that its policy allows, with the address that it asks for', async () => {
@@ -296,6 +389,39 @@ describe.skipIf(disk === undefined)('a full machine', { timeout: 15 * MINUTES },
       ).toEqual([]);
     } finally {
       await client.remove(name, true);
+    }
+  });
+
+  it('is forked with its memory: what runs in it goes on, with an address and random numbers of its own', async () => {
+    await answers();
+    const draw = 'cat /proc/sys/kernel/random/uuid > /run/new; mv /run/new /run/drawn';
+    await run(`echo in memory > /run/kept; (while :; do ${draw}; sleep 1; done) > /dev/null 2>&1 &`);
+    const ask = { memory: true, count: 2, requestId: 'with memory' };
+    const names = (await client.fork('desk', ask)).sandboxes.map(({ name }) => name);
+    try {
+      expect((await client.fork('desk', ask)).sandboxes.map(({ name }) => name)).toEqual(names);
+      await expect(client.fork('desk', { memory: true, snapshot: 'x:1' })).rejects.toMatchObject({
+        code: 'SANDBOX_BAD_REQUEST',
+      });
+      const drawn = new Set<string>();
+      for (const name of ['desk', ...names]) {
+        const inside = async (script: string) => (await run(script, undefined, node.get(name))).text;
+        const { ipv4 } = await client.network(name);
+        for (const until = performance.now() + 10 * MINUTES; !(await inside('ip addr')).includes(`inet ${ipv4}/16`); ) {
+          if (performance.now() > until) throw new Error(`${name}: no address: ${await inside('ip addr')}`);
+          await delay(500);
+        }
+        expect(await inside('cat /run/kept')).toBe('in memory\n');
+        expect(Math.abs(Number(await inside('date +%s')) - Date.now() / 1000)).toBeLessThan(60);
+        for (const one of [await inside('cat /run/drawn'), await inside('cat /proc/sys/kernel/random/uuid')])
+          drawn.add(one);
+      }
+      expect(drawn.size).toBe(6);
+      expect(
+        fs.readdirSync(join(process.env.DSEC_STATE!, 'sandboxes/desk')).filter((one) => /^moment/.test(one)),
+      ).toEqual([]);
+    } finally {
+      for (const name of names) await client.remove(name, true);
     }
   });
 

@@ -1,9 +1,12 @@
 /** Graphics processors: what an edge has, who gets which, and what a cluster answers that has none. Harmless devices stand for cards. */
 import { execFileSync } from 'node:child_process';
-import { rmSync } from 'node:fs';
+import { chmodSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { cardsOf, GpuCards, gpuCards, gpuEnv, kindOf } from '../edge/gpu-cards.ts';
+import { cardsOf, GpuCards, gpuCards, gpuEnv, instancesOf, kindOf } from '../edge/gpu-cards.ts';
 import { parseOutput } from '../runtime-service/output-frames.ts';
+import { SandboxClient } from '../runtime-service/sandbox-client.ts';
 import { ApiSite, type FakeEdge } from './api-site.ts';
 import { canServeEdge, EdgeSite } from './edge-site.ts';
 
@@ -42,7 +45,7 @@ describe('cards', () => {
     ]) {
       await expect(gpuCards([text])).rejects.toMatchObject({ code: 'EDGE_GPU', exit: 2 });
     }
-    // Instances of a divided card are no cards.
+    // Instances of a divided card are no whole cards.
     const part = { uuid: 'MIG-1', name: 'NVIDIA H200', index: 0, profile: '1g.18gb', memoryMib: 18_000 };
     expect(cardsOf([part])).toEqual([]);
   });
@@ -55,6 +58,10 @@ describe('cards', () => {
     expect(ids(cards.take(1, 'b', 'e'))).toEqual(['2']);
     expect(() => cards.take(1, 'b', 'e')).toThrow('0 free gpus of kind b, of 1');
     expect(() => cards.take(3, undefined, 'e')).toThrow('2 free gpus, of 3');
+    expect([...cards.kinds]).toEqual([
+      ['a', { cards: 2, free: 2 }],
+      ['b', { cards: 1, free: 0 }],
+    ]);
     cards.keep(['3']);
     expect(ids(cards.take(1, undefined, 'e'))).toEqual(['1']);
     cards.release(['3', 'unknown']);
@@ -64,6 +71,49 @@ describe('cards', () => {
       'NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-3',
       'CUDA_VISIBLE_DEVICES=GPU-1,GPU-3',
     ]);
+  });
+});
+
+describe.skipIf(process.getuid?.() !== 0)('instances of divided cards', () => {
+  const folder = mkdtempSync(join(tmpdir(), 'dsec-mig-'));
+  afterAll(() => rmSync(folder, { recursive: true }));
+
+  it('are cards of a kind of their own, with the nodes of theirs alone', () => {
+    const [proc, dev] = [join(folder, 'proc'), join(folder, 'dev')];
+    const access = (path: string, minor: number) => {
+      mkdirSync(join(proc, 'capabilities/gpu0/mig', path), { recursive: true });
+      writeFileSync(
+        join(proc, 'capabilities/gpu0/mig', path, 'access'),
+        `DeviceFileMinor: ${minor}\nDeviceFileMode: 292\n`,
+      );
+    };
+    access('gi9', 84);
+    access('gi9/ci0', 85);
+    mkdirSync(join(dev, 'nvidia-caps'), { recursive: true });
+    const node = (path: string, mode: string) => execFileSync('mknod', ['-m', mode, join(dev, path), 'c', '1', '3']);
+    for (const path of ['nvidiactl', 'nvidia-uvm', 'nvidia0']) node(path, '666');
+    node('nvidia-caps/nvidia-cap84', '444');
+    node('nvidia-caps/nvidia-cap85', '444');
+    const whole = { uuid: 'GPU-1', name: 'NVIDIA H100 80GB HBM3', index: 1, profile: undefined, memoryMib: 81559 };
+    const part = {
+      ...whole,
+      uuid: 'MIG-1',
+      cardUuid: 'GPU-2',
+      index: 0,
+      profile: '1g.10gb',
+      instance: { gpuInstance: 9, computeInstance: 0 },
+    };
+    const found = instancesOf([whole, part], { proc, dev });
+    expect(found.map(({ id, uuid, kind }) => [id, uuid, kind])).toEqual([['MIG-1', 'MIG-1', 'h100-80gb-hbm3-1g-10gb']]);
+    expect(found[0]!.devices.map(({ path, mode }) => [path.slice(dev.length + 1), mode])).toEqual([
+      ['nvidiactl', 0o666],
+      ['nvidia-uvm', 0o666],
+      ['nvidia0', 0o666],
+      ['nvidia-caps/nvidia-cap84', 0o444],
+      ['nvidia-caps/nvidia-cap85', 0o444],
+    ]);
+    chmodSync(join(dev, 'nvidia-caps/nvidia-cap85'), 0o400);
+    expect(() => instancesOf([part], { proc, dev })).toThrow(/not everybody may open .*nvidia-cap85/);
   });
 });
 
@@ -102,6 +152,20 @@ describe('a cluster', () => {
       expect((await site.create(body)).body.error.code).toBe('PLACEMENT_NO_GPU');
     }
     expect((await site.create({ gpus: 0 })).status).toBe(201);
+    // Enough cards, of another kind.
+    edge.gpus = 4;
+    edge.labels = ['gpu:h100', 'gpu:a100'];
+    edge.gpuKinds = { h100: { cards: 3, free: 0 }, a100: { cards: 1, free: 1 } };
+    await site.api.parts.edges.poll();
+    const codeOf = async (body: object) => {
+      const { status, body: said } = await site.create(body);
+      return [status, said.error?.code];
+    };
+    expect(await codeOf({ gpus: 4, gpuKind: 'h100' })).toEqual([501, 'PLACEMENT_NO_GPU']);
+    expect(await codeOf({ gpus: 2, gpuKind: 'a100' })).toEqual([501, 'PLACEMENT_NO_GPU']);
+    // They are taken, which ends.
+    expect(await codeOf({ gpus: 3, gpuKind: 'h100' })).toEqual([503, 'PLACEMENT_NO_ROOM']);
+    expect(await codeOf({ gpus: 1, gpuKind: 'a100' })).toEqual([201, undefined]);
     for (const body of [{ gpus: -1 }, { gpus: 65 }, { gpus: 0.5 }, { gpuKind: 'A b' }, { gpuKind: '' }]) {
       expect((await site.create(body)).status).toBe(400);
     }
@@ -172,5 +236,28 @@ describe.skipIf(!canServeEdge)('an edge', { timeout: 240_000 }, () => {
     await site.client.json({ method: 'DELETE', path: `/v1/sandboxes/${one.name}?force=true` });
     const again = await create({ amounts: amounts(1), gpuKind: 'second' });
     expect(await opens(again.name, second)).toBe(true);
+    for (const { name } of [none, other, again]) {
+      await site.client.json({ method: 'DELETE', path: `/v1/sandboxes/${name}?force=true` });
+    }
+  });
+
+  it('has its cards back when the request id is one that somebody on the machine has used', async () => {
+    const local = await new SandboxClient().create({
+      store: site.env.DSEC_STORE!,
+      image: 'bb:1',
+      requestId: 'guessed',
+    });
+    for (let times = 0; times < 3; times++) {
+      await expect(create({ amounts: amounts(2), requestId: 'guessed' })).rejects.toMatchObject({
+        code: 'EDGE_REQUEST_TAKEN',
+      });
+    }
+    expect(await site.get('/v1/report')).toMatchObject({
+      reserved: { gpus: 0 },
+      backends: { container: { sandboxes: 1 } },
+    });
+    await new SandboxClient().remove(local.name, true);
+    const both = await create({ amounts: amounts(2) });
+    expect([await opens(both.name, first), await opens(both.name, second)]).toEqual([true, true]);
   });
 });

@@ -164,6 +164,13 @@ describe('bin/dsec', () => {
     expect([bySh('dsec'), bySh('../links/dsec')]).toEqual(['one x\n', 'one x\n']);
   });
 
+  it('gives an API server room for what is under way, and no other command', () => {
+    write('control/cli/main.ts', 'export const main = (): void => console.log(JSON.stringify(process.execArgv));\n');
+    const by = (...args: string[]) => spawnSync(join(root, 'bin/dsec'), args, { encoding: 'utf8' }).stdout;
+    expect(by('serve', 'apiserver', '--help')).toBe('["--max-semi-space-size=64"]\n');
+    for (const args of [['serve', 'watcher'], ['serve'], ['version'], []]) expect(by(...args)).toBe('[]\n');
+  });
+
   it('goes to the service with run alone, and only where its client and its socket are', async () => {
     const folder = join(root, 'run dir');
     mkdirSync(folder);

@@ -27,6 +27,14 @@ describe('network options', () => {
     }
   });
 
+  it('does not take the name of a service for a host', () => {
+    expect(() => allowed('pypi')).toThrow(
+      expect.objectContaining({ code: 'CLI_USAGE', message: expect.stringContaining('@pypi') }),
+    );
+    expect(() => policyOf({ deny: ['npm:443'] }, 'dsec')).toThrow(expect.objectContaining({ exit: 2 }));
+    expect(allowed('intranet')).toEqual([{ allow: 'intranet' }]);
+  });
+
   it('adds to a file, and knows services', () => {
     const folder = mkdtempSync(join(tmpdir(), 'policy-'));
     const path = join(folder, 'policy.json');

@@ -68,6 +68,18 @@ describe('which node may get a sandbox', () => {
     ['one short of disk', {}, big({ diskBytes: 101 * GIB }), 'not enough diskBytes'],
     ['one short of GPUs', {}, big({ gpus: 2 }), 'not enough gpus'],
     [
+      'one short of GPUs of a kind',
+      { gpuKinds: new Map([['h100', { cards: 1, free: 0 }]]) },
+      request({ amounts: { ...ASKED, gpus: 1 }, gpuKind: 'h100' }),
+      'not enough gpus of kind h100',
+    ],
+    [
+      'one that does not say of which kind its GPUs are',
+      {},
+      request({ amounts: { ...ASKED, gpus: 1 }, gpuKind: 'h100' }),
+      undefined,
+    ],
+    [
       'one that is over-full already, for who needs none of it',
       { reserved: { ...NOTHING, gpus: 3 } },
       request(),
@@ -94,6 +106,26 @@ describe('which node may get a sandbox', () => {
 });
 
 describe('a decision', () => {
+  it('counts for the kind of its GPUs', () => {
+    const capacity = { ...CAPACITY, gpus: 4 };
+    const gpuKinds = new Map([
+      ['h100', { cards: 2, free: 2 }],
+      ['a100', { cards: 2, free: 1 }],
+    ]);
+    const cluster = clusterOf(report('a', { capacity, gpuKinds }));
+    const node = cluster.get('a')!;
+    const wants = (gpuKind: string, gpus: number) => request({ amounts: { ...NOTHING, gpus }, gpuKind });
+    expect([node.freeGpus('h100'), node.freeGpus('a100'), node.freeGpus('t4')]).toEqual([2, 1, 0]);
+    const decision = cluster.decide(wants('h100', 1), 'a');
+    expect([
+      obstacle(node, wants('h100', 1)),
+      obstacle(node, wants('h100', 2)),
+      obstacle(node, wants('a100', 1)),
+    ]).toEqual([undefined, 'not enough gpus of kind h100', undefined]);
+    cluster.withdraw(decision);
+    expect(obstacle(node, wants('h100', 2))).toBeUndefined();
+  });
+
   it('counts at once: for amounts, numbers, users, and who holds the node', () => {
     const cluster = clusterOf(report('a'));
     const node = cluster.get('a')!;

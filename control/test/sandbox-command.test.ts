@@ -313,6 +313,11 @@ describe.skipIf(!can)('dsec sandbox', { timeout: 240_000 }, () => {
     const running = dsec('', 'fork', 'parent', '--json');
     expect(JSON.parse(running.stdout).sandboxes.length).toBe(1);
     expect(dsec('', 'fork', 'parent', '--count', '0').status).toBe(2);
+    // A container's memory is not to be had; nothing was made.
+    expect(dsec('', 'fork', 'parent', '--memory')).toMatchObject({
+      status: 5,
+      stderr: expect.stringContaining('fork-memory'),
+    });
     expect(dsec('', 'pause', 'no-such').status).toBe(4);
     expect(dsec('', 'create', 'bb:1', '--class', 'best').status).toBe(2);
     expect(dsec('', 'create', 'bb:1', '--idle', '1ms').status).toBe(2);

@@ -111,7 +111,10 @@ const alive = (watcher: ServingWatcher, name: string) => node(watcher, name)?.al
 describe('a watcher', () => {
   it('tells what its edges say of themselves', async () => {
     const one = await edge('one');
-    const { watcher, cluster, client } = await watching({ one: one.url, never: 'http://127.0.0.1:9' });
+    const { watcher, cluster, client } = await watching(
+      { one: one.url, never: 'http://127.0.0.1:9' },
+      { silenceMs: 60_000 },
+    );
     await until('it is heard', () => alive(watcher, 'one'));
     const told = await cluster();
     expect(told.nodes).toMatchObject([

@@ -8,7 +8,7 @@ import { type TSchema, Type } from '@sinclair/typebox';
 import { type FastifyBaseLogger, fastify, LogController } from 'fastify';
 import { type Logger, pino } from 'pino';
 import { type DsecError, messageOf, systemCode } from '#base';
-import { docsPage, dsecErrorOf, errorAnswer, type HttpApp, Metrics } from '#imagesvc';
+import { compileOnFirstUse, docsPage, dsecErrorOf, errorAnswer, type HttpApp, Metrics } from '#imagesvc';
 import { peerOf } from '#linux';
 import type { DiskDaemon } from '#ublk-daemon';
 import type { StoreLayerOpener } from '../disk-layers.ts';
@@ -42,6 +42,7 @@ export async function createApp(daemon: DiskDaemon, options: AppOptions): Promis
     exposeHeadRoutes: false,
     genReqId: () => randomUUID(),
     requestIdHeader: false,
+    schemaController: compileOnFirstUse(),
     ajv: { customOptions: { removeAdditional: false, coerceTypes: true, allErrors: false } },
   });
   const metrics = new Metrics();

@@ -37,6 +37,7 @@ import {
   linksNamed,
   makeSandboxLink,
   makeSandboxTap,
+  movedGuestMessages,
   namespaceCookie,
   removeSandboxLink,
   sandboxLink,
@@ -150,18 +151,21 @@ export class NodeNetwork implements OpenedAddresses {
   /**
    * Gives a sandbox that is a virtual machine its link, a tap, before the machine runs or while it does. What is told to its kernel is the answer.
    * @param options.asks Nobody tells it: its guest asks the link itself (guest-answers.ts).
+   * @param options.was Number of the network that its guest has been on, which it leaves by the messages.
+   * @param options.cardOf Number of the network whose hardware address its card has; its own by default.
    * @throws RUNTIME_NETWORK
    */
   async connectTap(
     { id, name, network }: NetworkedSandbox,
-    { asks = false }: { readonly asks?: boolean } = {},
+    { asks = false, was, cardOf }: { readonly asks?: boolean; readonly was?: number; readonly cardOf?: number } = {},
   ): Promise<ConnectedTap> {
     const connecting = (async () => {
       const machine = await this.ready();
       const attached = this.byId.get(id) ?? (await this.takeUp({ id, name, network }, machine));
       await attached.begun;
       const { number } = attached;
-      const mine = sandboxAddresses(this.pool, number);
+      const { mac: card } = sandboxAddresses(this.pool, cardOf ?? number);
+      const mine = { ...sandboxAddresses(this.pool, number), mac: card };
       const { gateway4, gateway6 } = this.pool;
       const mask4 = asks ? networkMask4(this.pool) : undefined;
       attached.link = await makeSandboxTap(mine, tapOwner(this.options.runDir, id), (link) => {
@@ -172,7 +176,11 @@ export class NodeNetwork implements OpenedAddresses {
       });
       failPoint('network-connected');
       const mac = [...mine.mac].map((byte) => byte.toString(16).padStart(2, '0')).join(':');
-      return { tap: mine.link, mac, messages: guestMessages(mine, this.pool) };
+      const messages =
+        was === undefined
+          ? guestMessages(mine, this.pool)
+          : movedGuestMessages(sandboxAddresses(this.pool, was), mine, this.pool);
+      return { tap: mine.link, mac, messages };
     })();
     const waited = connecting.then(() => {});
     waited.catch(() => {});

@@ -150,6 +150,17 @@ export function guestMessages(mine?: SandboxAddresses, pool?: NetworkPool): Requ
   ];
 }
 
+/** For the kernel of a guest that was on another network, as a fork's has been, with what it has open: the address before is no more. */
+export function movedGuestMessages(before: SandboxAddresses, mine: SandboxAddresses, pool: NetworkPool): Request[] {
+  const leave = [before.ipv4, before.ipv6].map((address) => ({
+    ...addressOn(GUEST_LINK, address),
+    type: RTM.deleteAddress,
+    flags: 0,
+    ignore: [EADDRNOTAVAIL],
+  }));
+  return [...leave, hardwareAddress(GUEST_LINK, mine.mac), ...guestMessages(mine, pool)];
+}
+
 function hardwareAddress(link: number, mac: Buffer): Request {
   const payload = linkMessage(link, 0, [attribute(IFLA.address, mac), attribute(IFLA.mtu, OUTER_MTU)]);
   return { what: `link ${link}`, type: RTM.newLink, payload };

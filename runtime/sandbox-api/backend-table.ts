@@ -31,7 +31,7 @@ export const BACKEND_TABLE: Readonly<Record<Capability, CapabilityRow>> = {
   resident: row('sandboxes that stay, until they are stopped', true, false, true, true),
   tasks: row('tasks: code in, results out', false, true, false, false),
   composition: row('workspace and toolkits over an image', true, true, true, false),
-  environment: row('environment, user and folder of commands', true, 'task', true, false),
+  environment: row('environment, user and folder of commands', true, 'task', true, 'agent'),
   exec: row('commands', true, 'task', true, 'agent'),
   terminal: row('commands on a terminal', true, false, true, false),
   sessions: row('shell sessions', true, false, true, false),
@@ -40,6 +40,7 @@ export const BACKEND_TABLE: Readonly<Record<Capability, CapabilityRow>> = {
   ports: row('connections to ports inside', true, false, true, false),
   pause: row('pause and resume', true, false, true, true),
   fork: row('fork', true, false, true, true),
+  'fork-memory': row('fork with its memory', false, false, true, true),
   'pack-diff': row('an image of its changes', true, false, true, false),
   classes: row('service classes', true, false, true, true),
   'cpu-limit': row('limit of processors', true, false, true, true),
@@ -53,7 +54,7 @@ export const BACKEND_TABLE: Readonly<Record<Capability, CapabilityRow>> = {
   'host-network': row("the machine's own network", true, false, false, false),
   screen: row('pictures of a screen, keyboard, mouse, VNC', false, false, false, true),
   console: row('a serial console', false, false, false, true),
-  clipboard: row("the screen's clipboard", false, false, false, false),
+  clipboard: row("the screen's clipboard", false, false, false, 'agent'),
 };
 
 /** Of sandboxes of a backend that is there without any guest agent. */

@@ -2,8 +2,8 @@
  * What a backend can do beyond running one command. Every operation of a sandbox exists for every backend; one that a backend lacks
  * fails with RUNTIME_UNSUPPORTED, which names both, before anything is done.
  */
-import { type DsecError, isDsecError } from '#base';
-import { fail } from '../errors.ts';
+import { DsecError, isDsecError } from '#base';
+import { fail, runtimeErrors } from '../errors.ts';
 
 export const CAPABILITIES = [
   /** Sandboxes that stay: create, find, stop, remove. */
@@ -28,6 +28,8 @@ export const CAPABILITIES = [
   'pause',
   /** Sandboxes that go on from where it is. */
   'fork',
+  /** With its memory, too: what runs in it goes on in each. */
+  'fork-memory',
   /** An image of its changes while it runs. */
   'pack-diff',
   /** Best effort beside latency-sensitive. */
@@ -61,13 +63,38 @@ export interface Capable {
   readonly features: ReadonlySet<Capability>;
 }
 
+/** How a creation asks for it, where its name does not say it. */
+const ASKED_BY: Readonly<Partial<Record<Capability, string>>> = {
+  'cpu-limit': '--cpus',
+  'memory-limit': '--memory',
+  'pids-limit': '--pids',
+  'io-limit': '--io-read-bps, --io-write-bps, --io-read-iops, --io-write-iops',
+  'disk-limit': '--disk, --inodes',
+};
+
 export function unsupported(backend: string, capability: string): DsecError {
-  return fail('RUNTIME_UNSUPPORTED', { backend, capability });
+  const options = ASKED_BY[capability as Capability];
+  if (options === undefined) return fail('RUNTIME_UNSUPPORTED', { backend, capability });
+  const row = {
+    ...runtimeErrors.RUNTIME_UNSUPPORTED,
+    message: `${runtimeErrors.RUNTIME_UNSUPPORTED.message} (${options})`,
+  };
+  return new DsecError('RUNTIME_UNSUPPORTED', row, { backend, capability });
+}
+
+/** It hangs on an agent in the guest, which is not there yet, or never. */
+export function unsupportedWithoutAgent(backend: string, capability: Capability): DsecError {
+  const row = {
+    ...runtimeErrors.RUNTIME_UNSUPPORTED,
+    message: 'backend {backend} has no {capability} here: no guest agent answers in the machine yet',
+    hint: 'wait until its system is up; one without an agent (qemu-guest-agent, spice-vdagent) never has that: docs/vm.md',
+  };
+  return new DsecError('RUNTIME_UNSUPPORTED', row, { backend, capability });
 }
 
 /** @throws RUNTIME_UNSUPPORTED */
 export function needs(backend: Capable, capability: Capability): void {
-  if (!backend.features.has(capability)) throw fail('RUNTIME_UNSUPPORTED', { backend: backend.name, capability });
+  if (!backend.features.has(capability)) throw unsupported(backend.name, capability);
 }
 
 /** What `needs` throws; `params` has `backend` and `capability`. */

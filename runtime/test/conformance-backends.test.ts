@@ -27,8 +27,8 @@ const hasVm = here && fullVmProblem() === undefined;
 if (here && !hasVm) console.log(`backend vm is not tested: ${fullVmProblem()}`);
 const THERE = BACKENDS.filter((backend) => (backend !== 'microvm' || hasMicrovm) && (backend !== 'vm' || hasVm));
 
-/** Rows without a call: `tasks` is FnCall itself, `fork` is whoever packs and creates (control/test has it); nobody has a clipboard to ask for. */
-const WITHOUT_CALL: readonly Capability[] = ['tasks', 'fork', 'clipboard'];
+/** Rows without a call: `tasks` is FnCall itself, `fork` is whoever packs and creates (control/test has it). */
+const WITHOUT_CALL: readonly Capability[] = ['tasks', 'fork'];
 
 it('the table has a row for each capability, and every row is asked for', () => {
   expect(Object.keys(BACKEND_TABLE).sort()).toEqual([...CAPABILITIES].sort());

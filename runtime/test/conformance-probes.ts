@@ -3,6 +3,7 @@
  * give what is said here; what it lacks must be refused by the call itself, with RUNTIME_UNSUPPORTED that names backend and capability.
  */
 import { once } from 'node:events';
+import { existsSync } from 'node:fs';
 import { expect } from 'vitest';
 import { commandResult, commandTask, type TaskCommand } from '../fncall/command-task.ts';
 import type { Pool } from '../fncall/pool.ts';
@@ -118,6 +119,14 @@ export const PROBES: Partial<Record<Capability, Probe>> = {
     await sandbox.resume();
     expect(sandbox.state).toBe('running');
   },
+  async 'fork-memory'(subject) {
+    const sandbox = await subject.sandbox();
+    const moment = await sandbox.takeMoment();
+    expect(existsSync(moment.folder)).toBe(true);
+    await moment.discard();
+    expect(existsSync(moment.folder)).toBe(false);
+    expect(sandbox.state).toBe('running');
+  },
   async 'pack-diff'(subject) {
     const sandbox = await subject.sandbox();
     expect(typeof (await sandbox.whileStill(async ({ upper }) => upper))).toBe('string');
@@ -137,6 +146,11 @@ export const PROBES: Partial<Record<Capability, Probe>> = {
     const [hello] = (await once(vnc, 'data')) as [Buffer];
     expect(String(hello)).toMatch(/^RFB 003/);
     vnc.destroy();
+  },
+  async clipboard(subject) {
+    const machine = machineOf(await subject.sandbox(), 'clipboard');
+    await machine.setClipboard('clipboard', { type: 'text/plain', bytes: Buffer.from('text') });
+    expect(String(await machine.getClipboard('clipboard', 'text/plain'))).toBe('text');
   },
   async console(subject) {
     const machine = machineOf(await subject.sandbox(), 'console');

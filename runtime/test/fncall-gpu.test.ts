@@ -27,7 +27,7 @@ const DETAILS = `<nvidia_smi_log><gpu id="0"><uuid>${CARD}</uuid></gpu><gpu id="
 
 function nvidiaSmi(folder: string): string {
   const path = join(folder, 'nvidia-smi');
-  const said = { list: LIST, details: DETAILS, memory: '0, 81559\n1, 81559\n' };
+  const said = { list: LIST, details: DETAILS, memory: '0, 81559, Disabled\n1, 81559, Enabled\n' };
   for (const [name, text] of Object.entries(said)) writeFileSync(join(folder, name), text);
   const which = `case "$1" in -L) echo list;; -q) echo details;; *) echo memory;; esac`;
   writeFileSync(path, `#!/bin/sh\nexec cat "${folder}/$(${which})"\n`);

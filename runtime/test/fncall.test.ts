@@ -1,4 +1,5 @@
 import { spawn } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { Image } from '#imagesvc';
@@ -18,6 +19,12 @@ import { canRun, NOTHING, Site } from './sandbox-fixture.ts';
 const python = canRun() && findAgent() !== undefined ? hostPython() : undefined;
 const SOME = Number(process.env.DSEC_FNCALL_TASKS ?? 150);
 const TIME = 240_000;
+
+/** Processes that a process has started, and theirs. */
+function below(pid: number): number[] {
+  const own = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number);
+  return own.flatMap((child) => [child, ...below(child)]);
+}
 
 describe.skipIf(python === undefined)('FnCall', () => {
   const site = new Site();
@@ -234,6 +241,30 @@ describe.skipIf(python === undefined)('FnCall', () => {
   );
 
   it(
+    'has forks that are as an interpreter of their own: streams, time zone, and namespaces that they cannot enter',
+    async () => {
+      const code = `
+import ctypes, os, sys, time
+for one in (sys.stdin, sys.stdout, sys.stderr):
+    print(one.fileno(), one.isatty(), one.seekable(), one.encoding, one.errors, one.line_buffering, one.write_through, one is getattr(sys, f'__std{["in", "out", "err"][one.fileno()]}__'))
+print(time.tzname, time.timezone, os.environ.get('TZ'))
+libc = ctypes.CDLL(None, use_errno=True)
+place = os.open('/proc/self/ns/net', os.O_RDONLY)
+print(libc.setns(place, 0), ctypes.get_errno(), libc.unshare(0x20000), ctypes.get_errno())
+print(sys.stdin.readline(), sys.stdin.read(), sep='|')
+print(sorted(os.listdir('/proc/self/fd')) == ['0', '1', '2', str(place), str(place + 1)])`;
+      const task = { code, stdin: Buffer.from('one\ntwo\nthree'), env: { TZ: 'MST7' } };
+      const [cold, warm] = [await run('cold', task), await run('warm', task)];
+      expect(warm.run!.stderr.toString()).toBe('');
+      expect(output(warm)).toBe(output(cold));
+      expect(output(warm)).toContain("('MST', 'MST') 25200 MST7\n-1 1 -1 1\none\n|two\nthree\n");
+      const unbuffered = { code: 'import sys; print(sys.stdout.write_through)', env: { PYTHONUNBUFFERED: '1' } };
+      expect(output(await run('warm', unbuffered))).toBe('True\n');
+    },
+    TIME,
+  );
+
+  it(
     'has no interpreter that waits as root of the machine',
     async () => {
       const open = node.poolFor({ store: site.store, base: image }, { ceiling: 1, userns: 'host', python: {} });
@@ -387,6 +418,37 @@ describe.skipIf(python === undefined)('FnCall', () => {
       const gone = AbortSignal.abort(new Error('gone'));
       await expect(node.run(waiting, { language: 'sh', code: '' }, gone)).rejects.toThrow('gone');
       expect(waiting.state).toMatchObject({ replaced: 1, tasks: 1 });
+    },
+    TIME,
+  );
+
+  it(
+    'gives a task to another container when its own ends before it has begun, and not afterwards',
+    async () => {
+      const pair = node.poolFor({ store: site.store, base: image }, { floor: 1, ceiling: 1, queueMs: 120_004 });
+      await pair.warm();
+      interface Inside {
+        readonly launcher: { readonly child: { readonly pid: number } };
+        readonly waiting: { readonly begun: boolean } | undefined;
+      }
+      const { ready, busy } = pair as unknown as { ready: { container: Inside }[]; busy: Set<Inside> };
+      const first = ready[0]!.container.launcher.child.pid;
+      // It reads no order any more.
+      for (const pid of below(first)) process.kill(pid, 'SIGSTOP');
+      const unread = node.run(pair, { language: 'sh', code: 'echo ok' });
+      while ([...busy][0]?.waiting === undefined) await delay(5);
+      process.kill(first, 'SIGKILL');
+      expect([(await unread).status, output(await unread)]).toEqual(['finished', 'ok\n']);
+      expect(pair.state).toMatchObject({ replaced: 1, tasks: 2 });
+
+      const begun = node.run(pair, { language: 'sh', code: 'sleep 1000', limits: { wallMs: 500_000 } });
+      while ([...busy][0]?.waiting?.begun !== true) await delay(5);
+      process.kill([...busy][0]!.launcher.child.pid, 'SIGKILL');
+      const { status, run: step, problem } = await begun;
+      expect([status, step]).toEqual(['sandbox_error', undefined]);
+      expect(problem).toContain('a container for tasks');
+      while (pair.state.replaced < 2) await delay(10);
+      expect(pair.state.tasks).toBe(3);
     },
     TIME,
   );

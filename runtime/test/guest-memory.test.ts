@@ -40,8 +40,11 @@ describe('memory of a guest', () => {
   });
 
   it('is a word of the command line, and files of a guest that boots; what switches DAMON on comes last', () => {
-    expect(memoryKernelArguments(DEFAULT_GUEST_MEMORY)).toEqual(['page_reporting.page_reporting_order=4']);
-    expect(memoryKernelArguments({ pmem: true, reporting: false, damon: true })).toEqual([]);
+    expect(memoryKernelArguments(DEFAULT_GUEST_MEMORY)).toEqual([
+      'swiotlb=noforce',
+      'page_reporting.page_reporting_order=4',
+    ]);
+    expect(memoryKernelArguments({ pmem: true, reporting: false, damon: true })).toEqual(['swiotlb=noforce']);
     expect(memoryGuestWrites({ ...DEFAULT_GUEST_MEMORY, damon: false }, 2 ** 30)).toEqual([]);
     const files = (memoryBytes: number, coldMs = COLD_AFTER_MS) =>
       memoryGuestWrites(DEFAULT_GUEST_MEMORY, memoryBytes, coldMs).map(({ path, value }) => {
@@ -52,7 +55,7 @@ describe('memory of a guest', () => {
       'nr_kdamonds=1',
       '0/contexts/nr_contexts=1',
       '0/contexts/0/operations=paddr',
-      '0/contexts/0/monitoring_attrs/intervals/sample_us=100000',
+      '0/contexts/0/monitoring_attrs/intervals/sample_us=400000',
       '0/contexts/0/monitoring_attrs/intervals/aggr_us=2000000',
       '0/contexts/0/monitoring_attrs/nr_regions/min=64',
       '0/contexts/0/monitoring_attrs/nr_regions/max=1000',

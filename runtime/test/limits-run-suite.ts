@@ -21,9 +21,9 @@ const names = RUNTIME_NAMES.filter((name) => {
   );
 });
 
-export function runLimits(_place: string): void {
+export function runLimits(place: string): void {
   describe.skipIf(!usable || names.length === 0).each(names)(
-    'limits of a command by %s',
+    `limits of a command by %s, ${place}`,
     { timeout: 900_000 },
     (name) => {
       let site: Site;

@@ -68,7 +68,7 @@ describe('a paused sandbox', () => {
 
   it('of best effort is idle to the kernel', async () => {
     const box = await all.create({ class: 'be' });
-    const values = cgroupsOf(box.facts.id).map((folder) => fs.readFileSync(`${folder}/cpu.idle`, 'utf8').trim());
+    const values = cgroupsOf(box.facts.id).map((folder) => fs.readFileSync(`${folder}/../cpu.idle`, 'utf8').trim());
     expect(values).toEqual(['1']);
     await box.stop({ timeMs: 0 });
   });

@@ -9,7 +9,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { InjectedFault, injectFaults, isDsecError } from '#base';
 import { findAgent } from '../backend/agent-binary.ts';
 import { cgroupRows } from '../backend/cgroup-hierarchies.ts';
-import { CGROUP_PARENT } from '../backend/oci-spec.ts';
+import { CGROUP_PARENT } from '../backend/sandbox-group.ts';
 import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { processesOf, ResidentSite, until } from './resident-fixture.ts';
 import { canRun, NOTHING } from './sandbox-fixture.ts';

@@ -1,9 +1,11 @@
 /** What becomes of sandboxes that nobody uses, and classes of service: values, as the kernel has them. */
 import * as fs from 'node:fs';
+import { basename, dirname } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { coreSchedulingMissing, isScheduledWhenIdle } from '#linux';
 import { findAgent } from '../backend/agent-binary.ts';
 import { cgroupsOf } from '../backend/cgroup-cleanup.ts';
+import { BEST_EFFORT_PARENT, CGROUP_PARENT } from '../backend/sandbox-group.ts';
 import { IdleWatch } from '../node/idle-watch.ts';
 import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { applyClass } from '../node/service-class.ts';
@@ -113,9 +115,12 @@ describe.skipIf(agent === undefined || !canRun())('a class of service', { timeou
 
   it('of best effort is idle to the kernel, and stays so over a restart; the other is like every group', async () => {
     const [best, plain] = [await all.create({ class: 'be' }), await all.create()];
-    if (groupValue(best, 'cpu.idle') === undefined) {
-      expect(groupValue(best, 'cpu.weight') ?? groupValue(best, 'cpu.shares')).toMatch(/^[12]$/);
-    } else expect([groupValue(best, 'cpu.idle'), groupValue(plain, 'cpu.idle')]).toEqual(['1', '0']);
+    const parents = (sandbox: NodeSandbox) =>
+      new Set(cgroupsOf(sandbox.facts.id).map((folder) => basename(dirname(folder))));
+    expect([parents(best), parents(plain)]).toEqual([new Set([BEST_EFFORT_PARENT]), new Set([CGROUP_PARENT])]);
+    if (groupValue(best, '../cpu.idle') === undefined) {
+      expect(groupValue(best, '../cpu.weight') ?? groupValue(best, '../cpu.shares')).toMatch(/^[12]$/);
+    } else expect([groupValue(best, '../cpu.idle'), groupValue(plain, '../cpu.idle')]).toEqual(['1', '0']);
     expect([best.facts.resident?.class, plain.facts.resident?.class]).toEqual(['be', undefined]);
     await all.restart();
     expect(all.node.get(best.name).facts.resident?.class).toBe('be');

@@ -1,8 +1,12 @@
 /** Which control groups a sandbox gets, and what is written to them: whatever is mounted, something must keep devices closed. */
+import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { expect, it } from 'vitest';
 import { readMountInfo } from '#linux';
 import { CONTROLLERS, writesV1, writesV2 } from '../backend/limit-writes.ts';
 import { sandboxCgroups } from '../backend/sandbox-cgroups.ts';
+import { classGroup, groupFolder, groupPath, isGroupLine } from '../backend/sandbox-group.ts';
 
 const [any] = readMountInfo();
 const row = (type: string, path: string, superOptions: string, device = path) => ({
@@ -25,16 +29,48 @@ it('takes the v1 hierarchies where one of them has devices, each once', () => {
   const again = row('cgroup', '/elsewhere', 'rw,devices', '/c/devices');
   expect(foldersOf(again, devices, named, v2)).toEqual([
     ['/c/devices/dsec/id', true],
-    ['/c/systemd/dsec/id', false],
+    ['/c/systemd/dsec', false],
   ]);
 });
 
 it('takes the v2 tree alone, or beside a v1 hierarchy that cannot close devices', () => {
   expect(foldersOf(v2)).toEqual([['/c/unified/dsec/id', true]]);
   expect(foldersOf(named, v2)).toEqual([
-    ['/c/systemd/dsec/id', false],
+    ['/c/systemd/dsec', false],
     ['/c/unified/dsec/id', true],
   ]);
+});
+
+it('shares a group where nothing is a sandbox’s own', () => {
+  const mounted = ['cpuset', 'freezer', 'cpuset,cpu', 'pids'].map((names) =>
+    row('cgroup', `/c/${names}`, `rw,${names}`),
+  );
+  const groups = sandboxCgroups('id', [...mounted, devices]);
+  expect(groups.map(({ folder, isCpuset, isShared = false }) => [folder, isCpuset, isShared])).toEqual([
+    ['/c/cpuset/dsec', true, true],
+    ['/c/freezer/dsec/id', false, false],
+    ['/c/cpuset,cpu/dsec/id', true, false],
+    ['/c/pids/dsec/id', false, false],
+    ['/c/devices/dsec/id', false, false],
+  ]);
+});
+
+it('has those of best effort beside all others, and finds each where it was made', () => {
+  const folders = sandboxCgroups('id', [v2], { serviceClass: 'be' }).map(({ folder }) => folder);
+  expect(folders).toEqual(['/c/unified/dsec-best-effort/id']);
+  expect(folders.map(classGroup)).toEqual(['/c/unified/dsec-best-effort']);
+  expect(classGroup('/c/unified/dsec/id')).toBe('/c/unified/dsec/id');
+  const root = mkdtempSync(join(tmpdir(), 'dsec-groups-'));
+  try {
+    expect(groupFolder(root, 'id')).toBe(`${root}/dsec/id`);
+    expect(groupFolder(root, 'id', 'be')).toBe(`${root}/dsec-best-effort/id`);
+    mkdirSync(join(root, groupPath('id', 'be')), { recursive: true });
+    expect(groupFolder(root, 'id')).toBe(`${root}/dsec-best-effort/id`);
+  } finally {
+    rmSync(root, { recursive: true });
+  }
+  const lines = ['4:cpu:/dsec/id', '4:cpu:/dsec-best-effort/id/commands', '0::/dsec/id2', '0::/other-dsec/x'];
+  expect(lines.map((line) => isGroupLine(line, 'id'))).toEqual([true, true, false, false]);
 });
 
 it.each([[[]], [[named]]])('runs nothing where devices would be open', (rows) => {

@@ -5,6 +5,7 @@ import { seccompFilter } from '../backend/seccomp-filter.ts';
 import { forLibseccomp } from '../backend/seccomp-patterns.ts';
 import { defaultSeccompProfile, type SeccompRule } from '../backend/seccomp-profile.ts';
 import { type CallConvention, callNumbers, isKnownCall } from '../backend/syscall-numbers.ts';
+import { zygoteFilters } from '../fncall/zygote-filters.ts';
 
 const ALLOW = 0x7fff0000;
 const errno = (number: number) => 0x50000 | number;
@@ -117,6 +118,41 @@ describe.each([
     });
   },
 );
+
+describe.each([
+  ['x64', ['x64', 'x86', 'x32']],
+  ['arm64', ['arm64', 'arm']],
+] as const)('the two parts of %s for an interpreter that stays and its forks', (arch, conventions) => {
+  const profile = defaultSeccompProfile('command', arch);
+  const whole = seccompFilter(profile);
+  const { wholeButSetns, setns } = zygoteFilters(profile);
+
+  it.each(conventions)('are together what the whole one is: %s', (convention) => {
+    const names = new Map([...callNumbers(convention)].map(([name, number]) => [number, name]));
+    const base = convention === 'x32' ? 0x40000000 : 0;
+    const wrong: unknown[] = [];
+    for (const number of [...Array.from({ length: 700 }, (_, i) => base + i), 0x3fffffff, 0xffffffff]) {
+      for (const [arg0, arg1] of pairsFor(names.get(number))) {
+        const ask = (filter: Buffer) => decide(filter, AUDIT[convention], number, BigInt(arg0), BigInt(arg1));
+        // The kernel takes the answer of the lowest action, and of two like ones that of the filter that came last.
+        const [one, other] = [ask(setns), ask(wholeButSetns)];
+        if ((one === ALLOW ? other : one) !== ask(whole)) wrong.push([number, arg0, arg1]);
+      }
+    }
+    expect(wrong).toEqual([]);
+    const entering = callNumbers(convention).get('setns')!;
+    expect([whole, setns, wholeButSetns].map((filter) => decide(filter, AUDIT[convention], entering))).toEqual([
+      errno(1),
+      errno(1),
+      ALLOW,
+    ]);
+  });
+
+  it('are short where each fork takes them up', () => {
+    expect(setns.length / 8).toBeLessThan(20);
+    expect(decide(setns, 0x14, 1)).toBe(0x80000000);
+  });
+});
 
 it('refuses what goes behind the back of a file system, and allows what programs do with their own files', () => {
   const filter = seccompFilter(defaultSeccompProfile());

@@ -1,13 +1,18 @@
 /** Classes of service on processes with many threads, as virtual machines are: what the kernel has them as, not how fast they are. */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import { afterEach, describe, expect, it } from 'vitest';
 import { coreSchedulingMissing, isScheduledWhenIdle } from '#linux';
+import { cgroupsOf, endCgroups, membersOf } from '../backend/cgroup-cleanup.ts';
+import { BEST_EFFORT_PARENT } from '../backend/sandbox-group.ts';
 import { applyClass } from '../node/service-class.ts';
+import { limitMachine, makeMachineGroups } from '../vm/machine-groups.ts';
 import { endProcess, startProcess } from '../vm/qemu/machine-process.ts';
 import type { VmSpec } from '../vm/vm-driver.ts';
+import { until } from './resident-fixture.ts';
+import { canRun } from './sandbox-fixture.ts';
 
 const children: ChildProcess[] = [];
 const folders: string[] = [];
@@ -74,6 +79,33 @@ describe('a best-effort process', { timeout: 120_000 }, () => {
     expect(isScheduledWhenIdle(run('be'))).toBe(true);
     expect(isScheduledWhenIdle(run('ls'))).toBe(false);
     expect(isScheduledWhenIdle(run(undefined))).toBe(false);
+  });
+
+  it.skipIf(!canRun())('that is a machine runs in groups of best effort, and its limits are there', async () => {
+    const id = `class-${process.pid}`;
+    const place = folder();
+    const cgroups = makeMachineGroups(id, { cpus: 0.5 }, 'be');
+    try {
+      const spec: Partial<VmSpec> = {
+        id,
+        folder: place,
+        memoryFile: join(place, 'memory'),
+        serviceClass: 'be',
+        cgroups,
+      };
+      const { pid } = startProcess('/bin/sleep', ['1000'], spec as VmSpec);
+      const folders = cgroupsOf(id);
+      expect(new Set(folders.map((one) => basename(dirname(one))))).toEqual(new Set([BEST_EFFORT_PARENT]));
+      await until('it is in them', () => folders.every((one) => membersOf(one).includes(pid)));
+      limitMachine(id, { cpus: 0.25 });
+      const quotas = folders.flatMap((one) =>
+        ['cpu.cfs_quota_us', 'cpu.max'].map((file) => `${one}/${file}`).filter((path) => existsSync(path)),
+      );
+      expect(quotas.map((path) => readFileSync(path, 'utf8').split(/\s/)[0])).toEqual(['25000']);
+    } finally {
+      await endCgroups(id);
+    }
+    expect(cgroupsOf(id)).toEqual([]);
   });
 
   it('that has gone is an error, not a class', () => {

@@ -38,7 +38,10 @@ export const definition: CommandDefinition = {
       if (rows.length === 0) return output.note('no contexts; commands are for this machine');
       await output.table(
         [{ title: '' }, { title: 'NAME' }, { title: 'URL' }],
-        rows.map(({ name, url }) => [name === current ? '*' : '', name, url]),
+        [
+          ...rows.map(({ name, url }) => [name === current ? '*' : '', name, url]),
+          ...(contexts.local === undefined ? [[current === undefined ? '*' : '', 'local', 'this machine']] : []),
+        ],
       );
     });
 

@@ -1,9 +1,10 @@
 /** `dsec disk serve`: a disk or a raw file as a block device, over NBD or as a file, until it is told to end. */
-import { basename } from 'node:path';
+import { existsSync } from 'node:fs';
+import { basename, join } from 'node:path';
 import type { Command } from 'commander';
 import { isDsecError, systemCode } from '#base';
 import { becomeIoFlusher } from '#linux';
-import { type BlockTarget, openFileTarget, openNamedDisk, serveFile, serveNbd } from '#ublk-daemon';
+import { type BlockTarget, disksFolder, openFileTarget, openNamedDisk, serveFile, serveNbd } from '#ublk-daemon';
 import { storeLayerOpener } from '../../disk-layers.ts';
 import { fail } from '../../errors.ts';
 import type { Context } from '../context.ts';
@@ -108,6 +109,13 @@ async function openFile(file: string, readOnly: boolean): Promise<BlockTarget> {
   try {
     return await openFileTarget(file, { readOnly });
   } catch (error) {
+    if (systemCode(error) === 'ENOENT' && isDiskName(file) && existsSync(join(disksFolder(), file))) {
+      throw fail('CLI_DISK_PREFIX', { disk: file }, error);
+    }
     throw !isDsecError(error) && systemCode(error) !== undefined ? inputError(file, error) : error;
   }
+}
+
+function isDiskName(file: string): boolean {
+  return !file.includes('/') && file !== '.' && file !== '..';
 }

@@ -131,6 +131,8 @@ function addRun(command: Sub, context: Context): void {
         await output.write(bytes(shown?.stdout, shown?.stdoutBase64));
         context.output.stderr.write(bytes(shown?.stderr, shown?.stderrBase64));
         if (result.problem !== undefined) output.note(result.problem);
+        const lacking = lackingProgram(result);
+        if (lacking !== undefined) output.note(lacking);
         if (!['finished', 'runtime_error'].includes(result.status)) output.note(result.status.replaceAll('_', ' '));
       }
       context.exitCode = exitCodeOf(result);
@@ -139,6 +141,14 @@ function addRun(command: Sub, context: Context): void {
 
 function bytes(text: string | undefined, base64: string | undefined): Buffer {
   return base64 === undefined ? Buffer.from(text ?? '') : Buffer.from(base64, 'base64');
+}
+
+/** What to do about a language whose program the image does not have. */
+function lackingProgram({ status, problem }: RunView): string | undefined {
+  const program = /^(\S+) could not be run: ENOENT$/.exec(problem ?? '')?.[1];
+  if (status !== 'sandbox_error' || program === undefined) return undefined;
+  const other = program === 'bash' ? '--language sh takes its sh' : 'name one that has it with --image or --pool';
+  return `the image of the pool has no ${program}; ${other}`;
 }
 
 function exitCodeOf({ status, run }: RunView): number {

@@ -61,13 +61,18 @@ export const definition: CommandDefinition = {
         const caches = await withDisks(collected.caches, deleted);
         if (options.json) return output.json({ dryRun, ...collected, caches });
         await output.line(
-          `${verb} ${count(deleted.length, 'blob')}, ${humanSize(freedBytes)}; ${kept} without a name stay`,
+          `${verb} ${count(deleted.length, 'blob')}, ${humanSize(freedBytes)}; ${stayText(kept, options.grace)}`,
         );
         if (traces > 0) await output.line(`${verb} ${count(traces, 'trace')} of images that are gone`);
         await showCaches(caches);
       });
   },
 };
+
+function stayText(kept: number, grace: string): string {
+  const why = kept === 0 ? '' : `: in use, or younger than --grace ${grace}`;
+  return `${kept} without a name ${kept === 1 ? 'stays' : 'stay'}${why}`;
+}
 
 function count(n: number, what: string): string {
   return `${n} ${what}${n === 1 ? '' : 's'}`;

@@ -1,4 +1,6 @@
 /** `dsec images`: what the store holds. */
+import { existsSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
 import { type Digest, humanSize } from '#base';
 import { listImages } from '#imagesvc';
 import type { CommandDefinition } from '../command.ts';
@@ -8,6 +10,11 @@ import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore
 /** A damaged ref leads to no digest. */
 function digestText(digest: Digest | undefined): string {
   return digest === undefined ? '' : shortDigest(digest);
+}
+
+/** Of a store that is a folder. */
+function isMissing(url: string): boolean {
+  return url.startsWith('file:') && !existsSync(fileURLToPath(url));
 }
 
 export const definition: CommandDefinition = {
@@ -21,9 +28,13 @@ export const definition: CommandDefinition = {
   json: 'an array: `name`, `digest`, `kind`, `layers` (how many), `metaBytes`, `dataBytes`, `sizeBytes`, `problem`',
   configure(command, { output }) {
     withJson(withStore(command)).action(async (options: StoreOption & JsonOption) => {
-      const images = await listImages(await openChosenStore(options));
+      const store = await openChosenStore(options);
+      const images = await listImages(store);
       if (options.json) return output.json(images);
-      if (images.length === 0) return output.note('no images; `dsec convert` makes one');
+      if (images.length === 0) {
+        const what = isMissing(store.url) ? `there is no store at ${store.url} yet` : 'no images';
+        return output.note(`${what}; \`dsec convert\` makes one`);
+      }
       await output.table(
         [
           { title: 'NAME' },

@@ -7,8 +7,10 @@ import { PACK_KINDS, type PackedView, packedView, packSandbox } from '../../pack
 import { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import { choice } from '../choice.ts';
 import type { CommandDefinition } from '../command.ts';
+import type { Context } from '../context.ts';
 import { counted } from '../counted.ts';
 import { repeated } from '../repeated.ts';
+import { endpointOf } from '../sandbox-client-of.ts';
 import { type JsonOption, openChosenStore, type StoreOption, withJson, withStore } from '../store-option.ts';
 
 /** Paths left out by patterns that people see named. */
@@ -39,7 +41,8 @@ export const definition: CommandDefinition = {
   ],
   json: 'an object: `name`, `digest`, `kind`, `layers` (how many), `stats`, `notes`, `skipped` (paths that patterns left out), `metaBytes`, `dataBytes`, `sizeBytes`',
   exactPaths: { options: ['exclude'] },
-  configure(command, { output, progress, signal }) {
+  configure(command, context) {
+    const { output, progress, signal } = context;
     withJson(withStore(command))
       .argument('<sandbox>', 'as `dsec sandbox ls` shows it')
       .requiredOption('--name <name:tag>', 'of the new image')
@@ -57,6 +60,7 @@ export const definition: CommandDefinition = {
           policy: options.policy,
           compress: choice<CodecName>('--compress', options.compress, CODEC_NAMES),
         };
+        refuseOfCluster(sandbox, context);
         let packed: PackedView;
         if (isRunningResident(sandbox)) {
           if (options.rm) {
@@ -87,6 +91,13 @@ export const definition: CommandDefinition = {
       });
   },
 };
+
+/** This command is for sandboxes of this machine, whatever context is current; its namesake below `sandbox` is for a cluster's. @throws SANDBOX_ELSEWHERE */
+function refuseOfCluster(sandbox: string, context: Context): void {
+  if (listSandboxes().some(({ name }) => name === sandbox)) return;
+  const { currentContext } = endpointOf(context) ?? {};
+  if (currentContext !== undefined) throw fail('SANDBOX_ELSEWHERE', { name: sandbox, context: currentContext });
+}
 
 /** The runtime service has it. */
 function isRunningResident(name: string): boolean {

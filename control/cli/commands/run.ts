@@ -7,6 +7,7 @@
 import { isDsecError } from '#base';
 import { runContainer } from '#runtime';
 import type { CommandDefinition } from '../command.ts';
+import { runsWordsAfter } from '../command-words.ts';
 import { type Context, NotServed } from '../context.ts';
 import { type LimitOptions, limitsOf, withLimitOptions } from '../limit-options.ts';
 import { type NetworkOptions, networkOf, withNetworkOptions } from '../network-options.ts';
@@ -43,10 +44,10 @@ export const definition: CommandDefinition = {
   ],
   json: 'an object as the last line of stderr: `exitCode`, `signal`, `outOfMemory`, `name`, `upper`, `problem`, `layers` (how many), `timings`',
   configure(command, context) {
-    const composed = withStore(command)
-      .usage('[options] <image> [-- command...]')
+    const composed = withStore(runsWordsAfter(1, command))
+      .usage('[options] <image> [--] [command...]')
       .argument('<image>', 'the base: name or digest')
-      .argument('[command...]', 'what to run, after --');
+      .argument('[command...]', 'what to run; options behind its first word are its own');
     withNetworkOptions(withLimitOptions(withSandboxOptions(composed)))
       .option('--name <name>', 'what the sandbox is called; a random name by default')
       .option('--keep', 'keep its changes when the command has ended')

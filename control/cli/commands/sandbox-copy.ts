@@ -1,9 +1,11 @@
 /** `dsec sandbox cp`: files and folders into a sandbox and out of it. */
+import { stat } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import { isDsecError } from '#base';
 import { fail } from '../../errors.ts';
-import { fetchFile, sendFile } from '../../runtime-service/file-transfer.ts';
+import { fetchFile, fetchWhole, sendFile, sendWhole } from '../../runtime-service/file-transfer.ts';
+import { onMachinePath, requireSource } from '../../runtime-service/machine-path.ts';
 import type { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import { fetchTree, sendTree } from '../../runtime-service/tree-transfer.ts';
 import type { Context } from '../context.ts';
@@ -35,20 +37,38 @@ export function addCopy(command: Command, context: Context): void {
       const notes = (text: string) => context.output.note(`dsec: ${text}`);
       if (inside !== undefined && target === undefined) {
         const path = await hostTarget(to, inside.path);
-        if (verify) return fetchFile(client, inside.name, inside.path, path);
-        if (client.isRemote) return fetchTree(client, inside.name, inside.path, path, notes);
-        return client.copy(inside.name, 'download', inside.path, path);
+        if (verify) return onMachinePath(path, () => fetchFile(client, inside.name, inside.path, path));
+        const fetch = () =>
+          client.isRemote
+            ? fetchTree(client, inside.name, inside.path, path, notes)
+            : client.copy(inside.name, 'download', inside.path, path);
+        return onMachinePath(path, () => orElse(fetch, () => fetchWhole(client, inside.name, inside.path, path)));
       }
       if (inside === undefined && target !== undefined) {
         const source = resolve(from);
+        await requireSource(source);
         const into = await isFolder(client, target.name, target.path);
         const path = into ? `${target.path.replace(/\/+$/, '')}/${lastName(source)}` : target.path;
         if (verify) return sendFile(client, target.name, source, path);
-        if (client.isRemote) return sendTree(client, target.name, source, path, notes);
-        return client.copy(target.name, 'upload', source, path);
+        const send = () =>
+          client.isRemote
+            ? sendTree(client, target.name, source, path, notes)
+            : client.copy(target.name, 'upload', source, path);
+        if (!(await stat(source)).isFile()) return send();
+        return orElse(send, () => sendWhole(client, target.name, source, path));
       }
       throw fail('SANDBOX_COPY', { from, to });
     });
+}
+
+/** A whole machine has no more than single files, read and written at one go. */
+async function orElse(copy: () => Promise<void>, whole: () => Promise<void>): Promise<void> {
+  try {
+    await copy();
+  } catch (error) {
+    if (!isDsecError(error, 'RUNTIME_UNSUPPORTED')) throw error;
+    await whole();
+  }
 }
 
 /** `NAME:PATH`. A path of this machine with a colon in it is written with a slash before that. */
@@ -72,7 +92,6 @@ async function isFolder(client: SandboxClient, name: string, path: string): Prom
 }
 
 async function hostTarget(to: string, from: string): Promise<string> {
-  const { stat } = await import('node:fs/promises');
   const folder = await stat(to).then(
     (found) => found.isDirectory(),
     () => to.endsWith('/'),

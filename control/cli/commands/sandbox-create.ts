@@ -12,6 +12,7 @@ import {
 } from '#runtime';
 import { fail } from '../../errors.ts';
 import { choice } from '../choice.ts';
+import { runsWordsAfter } from '../command-words.ts';
 import type { Context } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
@@ -100,15 +101,16 @@ export function addSandboxRun(command: Command, context: Context): void {
         'Makes a sandbox, runs a command in it as `dsec sandbox exec` does, with the same exit status, and removes the sandbox. With --keep it stays; its name is then ' +
           'printed on stderr. Where a cluster is in force it runs there; `dsec run` always runs here, and needs no service.',
       )
-      .usage('[options] <image> -- <command...>'),
+      .usage('[options] <image> [--] <command...>'),
     [
       { line: 'dsec sandbox run alpine:3.20 -- echo hello', what: 'one command' },
       { line: 'dsec sandbox run alpine:3.20 --memory 1GiB -t -- sh', what: 'on this terminal' },
     ],
   );
-  withCreateOptions(run)
-    .argument('<command...>', 'what to run, after --')
+  withCreateOptions(runsWordsAfter(1, run))
+    .argument('<command...>', 'what to run; options behind its first word are its own')
     .option('-t, --tty', 'on this terminal')
+    .option('-i, --interactive', 'pass standard input on; that is done without it too')
     .option('-n, --no-stdin', 'it finds its input at its end')
     .option('--timeout <time>', 'then the command is ended, with all that it has started')
     .option('--keep', 'leave the sandbox there')

@@ -57,23 +57,27 @@ export function addPauseCommands(command: Command, context: Context): void {
       .command('fork')
       .description(
         'Makes new sandboxes that begin with the files of one that runs or is paused, as they are at one moment; processes are not copied, and that one goes on. Its ' +
-          'changes become an image of the store, which stays until `dsec rm`. Limits, class, --idle, user and environment are those of the other, its --ttl is not. Prints their names.',
+          'changes become an image of the store, which stays until `dsec rm`. Limits, class, --idle, user and environment are those of the other, its --ttl is not. Prints their names. ' +
+          'With --memory (--backend microvm and vm) what runs in it goes on in each, and no image is made.',
       ),
     [
       { line: 'dsec sandbox fork work --count 4', what: 'four that go on from here' },
       { line: 'dsec sandbox fork work --snapshot work-done:3', what: 'one, and the image is called so' },
+      { line: 'dsec sandbox fork box --memory --count 8', what: 'eight that go on where this virtual machine is' },
     ],
   );
   withJson(fork)
     .argument('<name>', 'as `dsec sandbox ls` shows it')
     .option('-c, --count <n>', 'how many', '1')
+    .option('--memory', 'of a virtual machine: with its memory, so that its processes go on in each')
     .option('--snapshot <name:tag>', 'of the image (default: fork-NAME and a random tag)')
     .option('--ttl <time>', 'each ends after so long')
     .option('--request-id <id>', 'asked for again with the same id, the same sandboxes are the answer')
     .action(async (name: string, options: ForkCommand) => {
-      const { snapshot, ttl, requestId } = options;
+      const { memory, snapshot, ttl, requestId } = options;
       const forked = await sandboxClient(context).fork(name, {
         count: countOf(options.count),
+        memory,
         snapshot,
         requestId,
         ttlMs: ttl === undefined ? undefined : parseDuration('--ttl', ttl),
@@ -86,6 +90,7 @@ export function addPauseCommands(command: Command, context: Context): void {
 
 interface ForkCommand extends JsonOption {
   readonly count: string;
+  readonly memory?: boolean;
   readonly snapshot?: string;
   readonly ttl?: string;
   readonly requestId?: string;

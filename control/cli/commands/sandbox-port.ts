@@ -46,7 +46,7 @@ export function addPort(command: Command, context: Context): void {
     .action(async (name: string, ports: string[], { address, json }: PortCommand) => {
       const forwards = ports.map(forwardOf);
       // An unknown one is told now, not by the first connection.
-      await sandboxClient(context).get(name);
+      const { name: whole } = await sandboxClient(context).get(name);
       const ended = new AbortController();
       const servers: Server[] = [];
       context.defer(() => {
@@ -57,7 +57,7 @@ export function addPort(command: Command, context: Context): void {
         if (ENDED.some((code) => isDsecError(error, code))) ended.abort(error);
       };
       for (const { local, inside } of forwards)
-        servers.push(await listen(context, address, local, name, inside, failed));
+        servers.push(await listen(context, address, local, whole, inside, failed));
       const view = servers.map((server, at) => {
         const { port } = server.address() as { readonly port: number };
         return { address, port, inside: forwards[at]!.inside };

@@ -6,6 +6,7 @@ import type { ExecResult, OutputPart } from '#runtime';
 import { fail } from '../../errors.ts';
 import type { CommandClient } from '../../runtime-service/own-commands.ts';
 import { throwRemote } from '../../runtime-service/sandbox-client.ts';
+import { runsWordsAfter } from '../command-words.ts';
 import { type Context, NotServed } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
@@ -52,7 +53,7 @@ function addExec(command: Command, context: Context): void {
           'the one inside goes on: `dsec sandbox logs` shows it. Exit status of its own: 125 when it failed before the command ran, or the sandbox ended under it, 126 when the command cannot be ' +
           'executed, 127 when it is not found, 124 when --timeout ended it, 2 for wrong usage.',
       )
-      .usage('[options] <name> -- <command...>'),
+      .usage('[options] <name> [--] <command...>'),
     [
       { line: 'dsec sandbox exec work -- npm test', what: 'a command' },
       { line: "dsec sandbox exec work --timeout 30s -- sh -c 'make | tee log'", what: 'ended with all its children' },
@@ -60,10 +61,11 @@ function addExec(command: Command, context: Context): void {
       { line: 'dsec sandbox exec work -t -- vi notes', what: 'on this terminal' },
     ],
   );
-  withCommandOptions(exec)
+  withCommandOptions(runsWordsAfter(1, exec))
     .argument('<name>', 'as `dsec sandbox ls` shows it')
-    .argument('<command...>', 'what to run, after --')
+    .argument('<command...>', 'what to run; options behind its first word are its own')
     .option('-t, --tty', 'on this terminal')
+    .option('-i, --interactive', 'pass standard input on; that is done without it too')
     .option('-n, --no-stdin', 'it finds its input at its end')
     .option('--timeout <time>', 'then it is ended, with all that it has started')
     .option('-d, --detach', 'print the number of the command, and do not wait for it')
@@ -87,6 +89,10 @@ function addShell(command: Command, context: Context): void {
     .argument('<name>', 'as `dsec sandbox ls` shows it')
     .action(async (name: string, options: ExecCommand) => {
       const script = 'command -v bash >/dev/null 2>&1 && exec bash; exec sh -i';
+      if (context.caller === undefined && !process.stdin.isTTY) {
+        const problem = `standard input is no terminal; without one: dsec sandbox exec ${name} -- sh -c 'COMMANDS'`;
+        throw fail('CLI_USAGE', { problem, program: 'dsec sandbox shell' });
+      }
       await execIn(name, ['sh', '-c', script], { ...options, tty: true, stdin: true }, context);
     });
 }

@@ -1,8 +1,8 @@
-/** `dsec sandbox screen`, `type`, `key`, `mouse` and `console`: full machines, by what they show and what can be pressed. */
-import { writeFileSync } from 'node:fs';
+/** `dsec sandbox screen`, `type`, `key`, `mouse`, `clipboard` and `console`: full machines, by what they show and what can be pressed. */
+import { readFileSync, writeFileSync } from 'node:fs';
 import type { Command } from 'commander';
 import { humanSize } from '#base';
-import { BUTTONS, type ScreenAction } from '#runtime';
+import { BUTTONS, CLIPBOARD_TYPES, MOST_CLIPBOARD_BYTES, type ScreenAction, SELECTIONS } from '#runtime';
 import { fail } from '../../errors.ts';
 import { choice } from '../choice.ts';
 import type { Example } from '../command.ts';
@@ -18,6 +18,12 @@ interface ScreenCommand extends JsonOption {
 interface MouseCommand extends JsonOption {
   readonly button: string;
   readonly count: string;
+}
+
+interface ClipboardCommand extends JsonOption {
+  readonly selection: string;
+  readonly type: string;
+  readonly file?: string;
 }
 
 interface ConsoleCommand {
@@ -112,6 +118,49 @@ export function addScreenCommands(command: Command, context: Context): void {
       act(context, name, [mouseAction(what, where, options)], options),
     );
 
+  const clipboard = machine(
+    'clipboard',
+    'Prints what is in the clipboard of a full machine whose guest has an agent of SPICE (spice-vdagent), or puts something there, for whoever pastes in it. At most 4 MiB.',
+    [
+      { line: 'dsec sandbox clipboard desk get', what: 'what was copied in it' },
+      { line: "dsec sandbox clipboard desk set 'hello'", what: 'text to paste' },
+      { line: 'dsec sandbox clipboard desk set - < notes.txt', what: 'from standard input' },
+      { line: 'dsec sandbox clipboard desk get --type image/png --file copied.png', what: 'a picture' },
+    ],
+  );
+  withJson(clipboard)
+    .argument('<what>', 'get or set')
+    .argument('[text]', 'for set; -: standard input')
+    .option('--selection <which>', 'clipboard, or primary: what is selected, pasted by the middle button', 'clipboard')
+    .option('--type <type>', 'text/plain or image/png', 'text/plain')
+    .option('--file <file>', 'where it goes or comes from')
+    .action(async (name: string, what: string, text: string | undefined, options: ClipboardCommand) => {
+      const refuse = (problem: string) => fail('CLI_USAGE', { problem, program: 'dsec sandbox clipboard' });
+      const type = choice('--type', options.type, CLIPBOARD_TYPES)!;
+      const selection = choice('--selection', options.selection, SELECTIONS)!;
+      const { file, json } = options;
+      const client = sandboxClient(context);
+      if (what === 'set') {
+        if ((text === undefined) === (file === undefined)) throw refuse('set takes a text, -, or --file');
+        const bytes = await clipboardInput(context, text, file);
+        await client.setClipboard(name, type, selection, bytes);
+        if (json) await output.json({ name, selection, type, sizeBytes: bytes.length });
+        return;
+      }
+      if (what !== 'get' || text !== undefined) throw refuse(`${what}: get, or set with a text`);
+      if (type !== 'text/plain' && file === undefined) throw refuse('a picture is no text: name a file with --file');
+      const bytes = await client.clipboard(name, type, selection);
+      if (bytes !== undefined && file !== undefined) writeFileSync(file, bytes);
+      if (json) {
+        const isShown = bytes !== undefined && file === undefined;
+        const shown = isShown ? { text: bytes.toString('utf8') } : {};
+        return output.json({ name, selection, type, sizeBytes: bytes?.length ?? null, file, ...shown });
+      }
+      if (bytes === undefined) throw fail('CLI_CLIPBOARD_EMPTY', { type, selection, name });
+      if (file === undefined) await output.write(bytes);
+      else await output.line(`${file}: ${humanSize(bytes.length)}`);
+    });
+
   machine(
     'console',
     'Prints what a full machine wrote to its serial console last, at most 64 KiB. What is written while nobody listens to the service is lost.',
@@ -128,6 +177,23 @@ export function addScreenCommands(command: Command, context: Context): void {
       if (interactive) await client.writeConsole(name, context.caller?.stdin ?? process.stdin);
       for await (const bytes of client.console(name, follow, context.signal)) await output.write(bytes);
     });
+}
+
+/** @throws CLI_USAGE beyond what a clipboard takes */
+async function clipboardInput(context: Context, text: string | undefined, file: string | undefined): Promise<Buffer> {
+  if (file !== undefined) return readFileSync(file);
+  if (text !== '-') return Buffer.from(text!);
+  const parts: Buffer[] = [];
+  let sizeBytes = 0;
+  for await (const part of (context.caller?.stdin ?? process.stdin) as AsyncIterable<Buffer>) {
+    sizeBytes += part.length;
+    if (sizeBytes > MOST_CLIPBOARD_BYTES) {
+      const problem = `a clipboard takes at most ${MOST_CLIPBOARD_BYTES} bytes`;
+      throw fail('CLI_USAGE', { problem, program: 'dsec sandbox clipboard' });
+    }
+    parts.push(part);
+  }
+  return Buffer.concat(parts);
 }
 
 async function act(

@@ -9,10 +9,12 @@ import {
   stopSandbox,
 } from '#runtime';
 import { fail } from '../../errors.ts';
+import { backendView } from '../../runtime-service/backend-view.ts';
 import type { SandboxClient } from '../../runtime-service/sandbox-client.ts';
 import type { CommandDefinition } from '../command.ts';
 import type { Context } from '../context.ts';
 import { parseDuration } from '../duration.ts';
+import { eachNamed } from '../each-named.ts';
 import { withExamples } from '../examples.ts';
 import { sandboxClient, withApi } from '../sandbox-client-of.ts';
 import { type JsonOption, withJson } from '../store-option.ts';
@@ -34,7 +36,7 @@ export const definition: CommandDefinition = {
     { line: 'dsec sandbox stop work', what: 'end a running one; with --keep its changes stay' },
     { line: 'dsec sandbox rm work', what: 'a kept one and its changes' },
   ],
-  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend`, `store`, `base`, `workspace`, `toolkits`, `exitCode`, `resident`, `end`; create: an object: `name`, `id`, `state`, `expiresAt` and more; port: an array: `address`, `port`, `inside`; screen: an object: `file`, `width`, `height`, `sizeBytes`; type, key, mouse: an object: `name`, `actions`; watch: an object a line: `event`, `path`, `directory`, `cookie`; logs: an array: `id`, `args`, `startedMs`, `running`, `result`; exec: an object: `id`, `exitCode`, `signal`, `timedOut`, `outOfMemory`, `stdoutBytes`, `stderrBytes`, `durationMs`; update: an object for each: `name`, `limits`; stats: an array: `name`, `cpuPercent`, `cpuUsec`, `throttledUsec`, `memory`, `pids`, `io`, `disk`, `limits`, `atMs`; rm: an object: `removed`',
+  json: 'ls: an array: `name`, `id`, `state`, `keep`, `createdAt`, `backend` (container, microvm or vm), `runtime` (of a container: dsec, crun or runc), `store`, `base`, `workspace`, `toolkits`, `exitCode`, `resident`, `end`, `pool` (of a container of FnCall); create: an object: `name`, `id`, `state`, `expiresAt` and more; port: an array: `address`, `port`, `inside`; screen: an object: `file`, `width`, `height`, `sizeBytes`; type, key, mouse: an object: `name`, `actions`; clipboard: an object: `name`, `selection`, `type`, `sizeBytes`, `file`, `text`; watch: an object a line: `event`, `path`, `directory`, `cookie`; logs: an array: `id`, `args`, `startedMs`, `running`, `result`; exec: an object: `id`, `exitCode`, `signal`, `timedOut`, `outOfMemory`, `stdoutBytes`, `stderrBytes`, `durationMs`; update: an object for each: `name`, `limits`; stats: an array: `name`, `cpuPercent`, `cpuUsec`, `throttledUsec`, `memory`, `pids`, `io`, `disk`, `limits`, `atMs`; rm: an object: `removed`',
   parts: Object.fromEntries(
     Object.entries(residentParts).map(([name, add]) => [
       name,
@@ -74,7 +76,7 @@ export const definition: CommandDefinition = {
       const reclaimed = process.geteuid?.() === 0 ? await reclaimSandboxes() : undefined;
       for (const problem of [...(reclaimed?.problems ?? []), ...(await reclaimTraces())]) output.note(problem);
       const sandboxes = listSandboxes();
-      if (options.json) return output.json(sandboxes);
+      if (options.json) return output.json(sandboxes.map((one) => ({ ...one, ...backendView(one) })));
       if (sandboxes.length === 0) return output.note('no sandboxes run or are kept');
       await output.table(
         [
@@ -85,9 +87,9 @@ export const definition: CommandDefinition = {
           { title: 'TOOLKITS' },
           { title: 'SINCE' },
         ],
-        sandboxes.map(({ name, state, base, workspace, toolkits, createdAt, end, resident }) => [
+        sandboxes.map(({ name, state, base, workspace, toolkits, createdAt, end, resident, pool }) => [
           name,
-          stateText(state, end?.reason, resident?.pausedAt),
+          pool === undefined ? stateText(state, end?.reason, resident?.pausedAt) : `${state} (pool ${pool})`,
           base.name,
           workspace?.name ?? '',
           toolkits.map((toolkit) => toolkit.name).join(' '),
@@ -114,20 +116,19 @@ export const definition: CommandDefinition = {
         const { time } = options;
         const timeMs = parseDuration('--time', /^\d+$/.test(time) ? `${time}s` : time);
         const client = sandboxClient(context);
-        for (const name of names) {
-          if (client.isRemote || isResident(name)) {
+        const stop = async (name: string) => {
+          const resident = client.isRemote ? undefined : residentNamed(name);
+          if (client.isRemote || resident !== undefined) {
             const end = await client.stop(name, timeMs);
             if (options.json) await output.json({ name, ...end });
-            else
-              await output.line(
-                `${name}: ${end.detail}; ${client.isRemote ? 'dsec sandbox rm removes what it changed' : `its changes stay: dsec pack-diff ${name}, or dsec sandbox rm ${name}`}`,
-              );
-            continue;
+            else await output.line(`${name}: ${end.detail}; ${whatStays(name, resident)}`);
+            return;
           }
           const stopped = await stopSandbox(name, { timeMs });
           if (options.json) await output.json(stopped);
           else await output.line(`${name}: ${stopText(stopped)}`);
-        }
+        };
+        await eachNamed(names, stop, context, options);
       });
     const rm = withExamples(
       command.command('rm').description('Removes sandboxes that have ended, and their changes.'),
@@ -142,13 +143,14 @@ export const definition: CommandDefinition = {
       .option('-f, --force', 'those that run too: ended with SIGKILL')
       .action(async (names: string[], options: JsonOption & { readonly force?: boolean }) => {
         const client = sandboxClient(context);
-        for (const name of names) {
-          if (client.isRemote || (options.force === true && isResident(name)))
+        const remove = async (name: string) => {
+          if (client.isRemote || (options.force === true && residentNamed(name) !== undefined))
             await client.remove(name, options.force ?? false);
           else await (options.force === true ? forceRemoveSandbox(name) : removeSandbox(name));
           if (!options.json) await output.line(`${name}: removed`);
-        }
-        if (options.json) await output.json({ removed: names });
+        };
+        const removed = await eachNamed(names, remove, context, options);
+        if (options.json) await output.json({ removed });
       });
     withApi(command, context);
   },
@@ -181,10 +183,19 @@ async function listRemote(client: SandboxClient, options: ListOptions, { output 
   );
 }
 
+type Listed = ReturnType<typeof listSandboxes>[number];
+
 /** It runs, and the runtime service is the one to end it. */
-function isResident(name: string): boolean {
+function residentNamed(name: string): Listed | undefined {
   const found = listSandboxes().find((record) => record.name === name);
-  return found?.state === 'running' && found.resident !== undefined;
+  return found?.state === 'running' && found.resident !== undefined ? found : undefined;
+}
+
+/** Of a cluster's, `resident` is undefined. Changes of a whole machine are on its disk, and cannot be packed. */
+function whatStays(name: string, resident: Listed | undefined): string {
+  if (resident === undefined) return 'dsec sandbox rm removes what it changed';
+  if (resident.machine !== undefined) return `its disk stays until dsec sandbox rm ${name}`;
+  return `its changes stay: dsec pack-diff ${name}, or dsec sandbox rm ${name}`;
 }
 
 function stopText({ name, was, killed, kept }: StopResult): string {

@@ -74,7 +74,7 @@ export function addServeApiserver(serve: Command, context: Context): void {
     )
     .option(
       '--admin-token-file <file>',
-      'at the first start the first token of all is written there, for its user alone',
+      'at the first start the first token of all is written there, for its user alone; where the file is missing later, a further one',
     )
     .option('--new-admin-token', 'write a further one there: for whoever has lost his')
     .action(async (options: Options) => {
@@ -101,8 +101,15 @@ export function addServeApiserver(serve: Command, context: Context): void {
       if (adminTokenFile !== undefined) {
         // A first start that died between the two has left nobody who could come in.
         const anew = newAdminToken || !existsSync(adminTokenFile);
-        const secret = await bootstrapAdmin(iam, { anew });
+        const first = await bootstrapAdmin(iam);
+        const secret = first ?? (anew ? await bootstrapAdmin(iam, { anew }) : undefined);
         if (secret !== undefined) writeSecret(adminTokenFile, secret);
+        if (first === undefined && secret !== undefined) {
+          const why = newAdminToken ? '--new-admin-token' : 'the file was missing';
+          context.output.note(
+            `dsec: a further token of the administrator is in ${adminTokenFile} (${why}); those before hold on until \`dsec token revoke\``,
+          );
+        }
       }
       const { token, peerTls, listen, tls, logLevel } = settings;
       const api = await serveApi({

@@ -4,6 +4,7 @@ import { admissionLimits, CPU_OVERCOMMIT } from '../../edge/capacity.ts';
 import { gpuCards } from '../../edge/gpu-cards.ts';
 import { serveEdge } from '../../edge/serve-edge.ts';
 import { fail } from '../../errors.ts';
+import { choice } from '../choice.ts';
 import type { Context } from '../context.ts';
 import { parseDuration } from '../duration.ts';
 import { withExamples } from '../examples.ts';
@@ -16,6 +17,7 @@ interface Options extends ServiceOptionValues {
   readonly id?: string;
   readonly label?: string[];
   readonly gpu?: string[];
+  readonly gpuInstances: string;
   readonly capacity?: string;
   readonly reserve?: string;
   readonly pressure?: string;
@@ -48,6 +50,11 @@ export function addServeEdge(serve: Command, context: Context): void {
       repeated,
     )
     .option(
+      '--gpu-instances <who>',
+      'who gets the instances of divided graphics processors (MIG): tasks or sandboxes',
+      'tasks',
+    )
+    .option(
       '--capacity <amounts>',
       `cpus=N,memory=SIZE,disk=SIZE,gpus=N,sandboxes=N that it promises (default: ${CPU_OVERCOMMIT} times the processors, the memory, the disk)`,
     )
@@ -69,13 +76,18 @@ export function addServeEdge(serve: Command, context: Context): void {
         throw fail('CLI_USAGE', { problem: '--advertise is told to a --watcher', program: PROGRAM });
       }
       const { capacity, reserve, pressure } = options;
-      const cards = await gpuCards(options.gpu);
+      const instances = choice('--gpu-instances', options.gpuInstances, ['tasks', 'sandboxes']) === 'sandboxes';
+      if (instances && options.gpu !== undefined) {
+        throw fail('CLI_USAGE', { problem: '--gpu says which there are; leave --gpu-instances out', program: PROGRAM });
+      }
+      const cards = await gpuCards(options.gpu, instances);
       const edge = await serveEdge({
         ...settings,
         self: { root: projectRoot(), env: { ...process.env }, isFresh: context.isFresh ?? (() => true) },
         id: options.id,
         labels: options.label ?? [],
         cards,
+        gpusOfTasks: instances ? 'none' : 'instances',
         limits: (stateDir) => admissionLimits({ capacity, reserve, pressure, stateDir, cards: cards.length }),
         storeUrl: options.store,
         keepEndedMs,

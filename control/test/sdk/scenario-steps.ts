@@ -220,6 +220,8 @@ export const STEPS: Readonly<Record<string, Step>> = {
   pause: async ({ sandbox }) => ({ paused_at: (await sandbox.pause()).pausedAt }),
   resume: ({ sandbox }) => sandbox.resume(),
   usage: async ({ sandbox }) => ({ pids: String((await sandbox.usage()).pids) }),
+  clipboard_get: async ({ sandbox }) => ({ text: await sandbox.screen.clipboard.text() }),
+  clipboard_set: ({ sandbox }, given) => sandbox.screen.clipboard.setText(text(given, 'text')),
   network: async ({ sandbox }) => ({ mode: (await sandbox.network()).mode }),
   port: async ({ client, sandbox }) => {
     await sandbox.files.write('/tmp/index.html', 'from inside');
@@ -290,7 +292,7 @@ export const STEPS: Readonly<Record<string, Step>> = {
     return { indexes: indexes.sort().join(','), ready: made.length, ids: new Set(made.map(({ id }) => id)).size };
   },
   fork: async ({ sandbox }, given) => {
-    const forks = await sandbox.fork({ count: given.count as number });
+    const forks = await sandbox.fork({ count: given.count as number, memory: given.memory as boolean | undefined });
     const texts = await Promise.all(forks.map((one) => one.files.readText(text(given, 'read'))));
     await Promise.all(forks.map((one) => one.remove({ force: true })));
     return { count: forks.length, texts: texts.join(',') };
