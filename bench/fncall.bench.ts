@@ -18,7 +18,7 @@ import { treeCpuMs } from './process-tree.ts';
 import { fillPythonRoot, pythonMissing } from './python-root.ts';
 import { RawConnection } from './raw-http-client.ts';
 import { summary } from './sample.ts';
-import { compareWithFusion, rate } from './sandbox-fusion.ts';
+import { compareWithFusion, type FusionComparison, rate } from './sandbox-fusion.ts';
 import { SandboxHost } from './sandbox-host.ts';
 import { withFnCallServer } from './serve-fncall.ts';
 import { timedCommand } from './timed-command.ts';
@@ -88,8 +88,26 @@ async function measure(folder: string): Promise<Result> {
     perSecond,
     cpuMs,
     perSecondCold,
+    ...(fusion !== undefined && flatFusion(fusion)),
     fusion,
   };
+}
+
+/** `fusionPython: { p50, perSecond2, perSecond4, cpu, wrong }`: theirs to ours, calls a second ours to theirs. */
+function flatFusion(fusion: FusionComparison): Record<string, Record<string, number>> {
+  return Object.fromEntries(
+    Object.entries(fusion).map(([language, { ratio, wrong }]) => [
+      `fusion${language.charAt(0).toUpperCase()}${language.slice(1)}`,
+      {
+        p50: ratio.p50,
+        ...Object.fromEntries(
+          Object.entries(ratio.perSecond).map(([clients, value]) => [`perSecond${clients}`, value]),
+        ),
+        cpu: ratio.cpu,
+        wrong,
+      },
+    ]),
+  );
 }
 
 interface Peers {

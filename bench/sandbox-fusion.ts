@@ -27,6 +27,8 @@ type Language = keyof typeof TASKS;
 const SHARE: Readonly<Record<Language, number>> = { python: 1, bash: 1, cpp: 0.1 };
 const FEWEST = 5;
 const CLIENTS = [2, 4];
+/** Each rate is measured in so many slices, the two sides by turns. */
+const SLICES = 4;
 /** Before anything counts. */
 const WARM_UP = 4;
 
@@ -46,9 +48,24 @@ interface Measured {
   readonly wrong: number;
 }
 
-export async function compareWithFusion(url: string, dsec: DsecCommand, folder: string, n: number): Promise<object> {
+export interface FusionRatio {
+  readonly p50: number;
+  /** By the number of clients. */
+  readonly perSecond: Readonly<Record<string, number>>;
+  readonly cpu: number;
+}
+
+/** By language. `wrong`: answers of both sides. */
+export type FusionComparison = Readonly<Record<string, { readonly ratio: FusionRatio; readonly wrong: number }>>;
+
+export async function compareWithFusion(
+  url: string,
+  dsec: DsecCommand,
+  folder: string,
+  n: number,
+): Promise<FusionComparison> {
   const missing = packagesMissing(PACKAGES);
-  if (missing !== undefined) return { missing };
+  if (missing !== undefined) throw new Error(`the tools of its tasks are not here: ${missing}`);
   const tree = join(folder, 'tools');
   fillPackageRoot(tree, PACKAGES);
   await dsec.convert(`dir:${tree}`, 'tools:1');
@@ -58,7 +75,7 @@ export async function compareWithFusion(url: string, dsec: DsecCommand, folder: 
   return withFnCallServer(dsec, options, async (ours) => {
     await untilWarm(ours.url);
     const theirs = { url, pid: listenerOf(Number(new URL(url).port)) };
-    const found: Record<string, object> = {};
+    const found: Record<string, Awaited<ReturnType<typeof compare>>> = {};
     for (const language of Object.keys(TASKS) as Language[]) {
       found[language] = await compare(language, ours, theirs, Math.max(FEWEST, Math.round(n * SHARE[language])));
     }
@@ -66,7 +83,7 @@ export async function compareWithFusion(url: string, dsec: DsecCommand, folder: 
   });
 }
 
-async function compare(language: Language, ours: Side, theirs: Side, n: number): Promise<object> {
+async function compare(language: Language, ours: Side, theirs: Side, n: number) {
   const sides = [ours, theirs];
   const ms: number[][] = [[], []];
   const callers = await Promise.all(sides.map((side) => caller(side, language)));
@@ -78,24 +95,36 @@ async function compare(language: Language, ours: Side, theirs: Side, n: number):
       ms[which]!.push(performance.now() - from);
     }
   }
-  const measured: Measured[] = [];
-  for (const [i, side] of sides.entries()) {
-    const perSecond: Record<number, number> = {};
-    let [wrong, tasks] = [callers[i]!.wrong(), 0];
-    const before = treeCpuMs(side.pid);
-    for (const clients of CLIENTS) {
-      const all = await Promise.all(Array.from({ length: clients }, () => caller(side, language)));
-      perSecond[clients] = await rate(
-        n,
-        all.map(({ run }) => run),
-      );
-      tasks += n;
-      wrong += all.reduce((sum, one) => sum + one.wrong(), 0);
+  const part = Math.ceil(n / SLICES);
+  const counted = sides.map((_, i) => ({
+    cpuMs: 0,
+    tasks: 0,
+    wrong: callers[i]!.wrong(),
+    perSecond: {} as Record<number, number>,
+  }));
+  for (const clients of CLIENTS) {
+    const groups = await Promise.all(
+      sides.map((side) => Promise.all(Array.from({ length: clients }, () => caller(side, language)))),
+    );
+    const rates: number[][] = [[], []];
+    for (let slice = 0; slice < SLICES; slice++) {
+      for (const which of slice % 2 === 0 ? [0, 1] : [1, 0]) {
+        const { pid } = sides[which]!;
+        const before = treeCpuMs(pid);
+        const runs = groups[which]!.map(({ run }) => run);
+        rates[which]!.push(await rate(part, runs));
+        counted[which]!.cpuMs += treeCpuMs(pid) - before;
+        counted[which]!.tasks += part;
+      }
     }
-    const cpuMs = round((treeCpuMs(side.pid) - before) / tasks);
-    measured.push({ p50: round(median(ms[i]!)), perSecond, cpuMs, wrong });
+    for (const [which, one] of counted.entries()) {
+      one.perSecond[clients] = round(median(rates[which]!));
+      one.wrong += groups[which]!.reduce((sum, { wrong }) => sum + wrong(), 0);
+    }
   }
-  const [dsec, fusion] = measured as [Measured, Measured];
+  const [dsec, fusion] = counted.map(
+    ({ cpuMs, tasks, ...rest }, i): Measured => ({ ...rest, p50: round(median(ms[i]!)), cpuMs: round(cpuMs / tasks) }),
+  ) as [Measured, Measured];
   const perSecond = Object.fromEntries(
     CLIENTS.map((clients) => [clients, round(dsec.perSecond[clients]! / fusion.perSecond[clients]!)]),
   );
@@ -103,7 +132,7 @@ async function compare(language: Language, ours: Side, theirs: Side, n: number):
   console.log(
     `${language}: dsec ${JSON.stringify(dsec)}; SandboxFusion ${JSON.stringify(fusion)}; ${JSON.stringify(ratio)}`,
   );
-  return { n, dsec, fusion, ratio };
+  return { n, dsec, fusion, ratio, wrong: dsec.wrong + fusion.wrong };
 }
 
 /** Until all of its containers are there: what starts them is no task's. */

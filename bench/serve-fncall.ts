@@ -21,8 +21,9 @@ export async function withFnCallServer<T>(
   try {
     return await work({ url: await listening(child.stdout), pid: child.pid! });
   } finally {
+    const gone = child.exitCode !== null || child.signalCode !== null ? undefined : once(child, 'exit');
     child.kill('SIGTERM');
-    await once(child, 'exit');
+    await gone;
   }
 }
 

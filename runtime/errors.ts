@@ -118,6 +118,13 @@ export const runtimeErrors = {
     exit: 1,
     http: 502,
   },
+  RUNTIME_KEEPER_BUILD: {
+    message: 'the keeper of the sandboxes that run is of another version of dsec',
+    hint: 'they go on and can be used; new containers can be made when all of them have ended (`dsec sandbox ls`), or on another node',
+    retryable: true,
+    exit: 1,
+    http: 503,
+  },
   RUNTIME_KEEPER_GONE: {
     message: 'the keeper of the sandboxes that stay has gone: {reason}',
     hint: 'its sandboxes ended with it; `dsec serve runtime` starts another one',

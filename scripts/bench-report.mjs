@@ -1,6 +1,6 @@
 /**
  * `npm run bench -- report`: docs/benchmarks.md and its figures, docs/figures/, from what was measured last (bench/results/). The
- * page says on which machines; benchmarks without a result here keep what the page says of them, and those that are no more go.
+ * page says on which machines; benchmarks without a result here keep what the page says of them, unless they are no more or measure something else now.
  */
 import { copyFileSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -43,7 +43,15 @@ export async function writeReport(root, load) {
     .filter((file) => file.endsWith('.json') && isThere(file.replace('.json', '')))
     .map((file) => JSON.parse(readFileSync(join(results, file), 'utf8')));
   const before = pageEntries(existsSync(join(root, path)) ? readFileSync(join(root, path), 'utf8') : '');
-  const entries = new Map([...before.entries].filter(([name]) => isThere(name)));
+  const names = new Set(found.map(({ bench }) => bench));
+  /** @type {typeof before.entries} */
+  const entries = new Map();
+  for (const [name, entry] of before.entries) {
+    if (names.has(name) || !isThere(name)) continue;
+    const { about } = await load(name);
+    if (entry.section.includes(`\n${capital(about)}. Against `)) entries.set(name, entry);
+  }
+  const machines = [...(entries.size > 0 ? before.machines : []), ...found.map(machineText)];
   mkdirSync(figures, { recursive: true });
   for (const result of found) {
     const { about } = await load(result.bench);
@@ -67,7 +75,7 @@ export async function writeReport(root, load) {
     '# What was measured',
     '',
     'Written by `npm run bench -- report` from the last results. [bench/README.md](../bench/README.md) says how each is measured; only',
-    `ratios of one run mean anything. On: ${[...new Set([...before.machines, ...found.map(machineText)])].join('; ')}.`,
+    `ratios of one run mean anything. On: ${[...new Set(machines)].join('; ')}.`,
     '',
     '| benchmark | ratio | target | met |',
     '| --- | --- | --- | --- |',

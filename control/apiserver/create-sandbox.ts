@@ -13,7 +13,6 @@ import { unsaidIn } from '../edge/sandbox-owner.ts';
 import { fail } from '../errors.ts';
 import type { Iam, Identity, Reservation } from '../iam/iam.ts';
 import type { Amounts } from '../placement/amounts.ts';
-import type { BackendName } from '../placement/node-report.ts';
 import type { NodeView } from '../placement/node-view.ts';
 import { type Admission, placeSandbox } from '../placement/place-sandbox.ts';
 import type { PlacementRequest } from '../placement/placement-request.ts';
@@ -76,6 +75,9 @@ const AGAIN_MS = 300;
 const OTHERS_MS = 20_000;
 /** It says that it did nothing. */
 const REFUSED: ReadonlySet<string> = new Set(['EDGE_REFUSED', 'SERVICE_DRAINING', 'SERVICE_NOT_READY']);
+
+/** There is no node for it. */
+const UNPLACED: ReadonlySet<string> = new Set(['PLACEMENT_NO_ROOM', 'PLACEMENT_NO_BACKEND', 'PLACEMENT_NO_GPU']);
 
 /** What is asked for, looked up. */
 interface Order {
@@ -148,8 +150,7 @@ export class SandboxMaker {
     const amounts = amountsOf(asked, defaults);
     const { gpuKind } = asked;
     const wanted = gpuKind === undefined ? labels : [...labels, gpuLabel(gpuKind)];
-    this.refuseGpus(asked, amounts, wanted);
-    this.refuseBackend(backend);
+    refuseGpusOf(asked, amounts);
     const placement = { user, job, backend, amounts, labels: wanted, gpuKind, layers: found, synced, alone };
     const order: Order = { caller, asked, project, amounts, placement, manifests };
     try {
@@ -164,30 +165,25 @@ export class SandboxMaker {
     }
   }
 
-  /** Which no node has, whatever it does now: to wait helps nobody. @throws PLACEMENT_NO_BACKEND */
-  private refuseBackend(backend: BackendName): void {
-    const { nodes } = this.options.edges.view;
-    if (nodes.length === 0 || nodes.some(({ report }) => report.backends.has(backend))) return;
-    throw fail('PLACEMENT_NO_BACKEND', { backend });
-  }
-
-  /** Where there are none at all, to wait helps nobody. @throws SANDBOX_BAD_REQUEST, PLACEMENT_NO_GPU */
-  private refuseGpus(
-    { backend = 'container', runtime = 'dsec', gpuKind }: CreateAsked,
-    { gpus }: Amounts,
-    labels: readonly string[],
-  ) {
-    if (gpus === 0) return;
-    if (backend !== 'container' || runtime !== 'dsec') {
-      throw fail('SANDBOX_BAD_REQUEST', { problem: 'gpus: containers have them, by our own launcher' });
-    }
-    const has = ({ report: { capacity, gpuKinds, labels: theirs } }: NodeView) =>
+  /**
+   * What no node has, whatever it does now: to wait helps nobody. While nodes may be unknown still, it does.
+   * @throws PLACEMENT_NO_BACKEND, PLACEMENT_NO_GPU
+   */
+  private refuseWhatNoneHas({ backend, amounts: { gpus }, gpuKind, labels }: PlacementRequest): void {
+    const { isSettling, view } = this.options.edges;
+    if (isSettling) return;
+    const { nodes } = view;
+    const hasGpus = ({ report: { capacity, gpuKinds, labels: theirs } }: NodeView) =>
       capacity.gpus >= gpus &&
       (gpuKind === undefined || gpuKinds === undefined || (gpuKinds.get(gpuKind)?.cards ?? 0) >= gpus) &&
       labels.every((label) => theirs.has(label));
-    if (this.options.edges.view.nodes.some(has)) return;
-    const kind = gpuKind === undefined ? '' : ` of kind ${gpuKind}`;
-    throw fail('PLACEMENT_NO_GPU', { wanted: `${gpus} gpu${gpus === 1 ? '' : 's'}${kind}` });
+    if (gpus > 0 && !nodes.some(hasGpus)) {
+      const kind = gpuKind === undefined ? '' : ` of kind ${gpuKind}`;
+      throw fail('PLACEMENT_NO_GPU', { wanted: `${gpus} gpu${gpus === 1 ? '' : 's'}${kind}` });
+    }
+    if (nodes.length > 0 && !nodes.some(({ report }) => report.backends.has(backend))) {
+      throw fail('PLACEMENT_NO_BACKEND', { backend });
+    }
   }
 
   private async reserve({ asked, project, amounts, placement }: Order, edge?: string): Promise<Reservation> {
@@ -218,9 +214,10 @@ export class SandboxMaker {
       return this.ask(making, edge, true);
     };
     try {
+      this.refuseWhatNoneHas(order.placement);
       return await this.placeBy(order, ask, () => making as unknown as Making);
     } catch (error) {
-      if (found === undefined && making === undefined && isDsecError(error, 'PLACEMENT_NO_ROOM')) {
+      if (found === undefined && making === undefined && isDsecError(error) && UNPLACED.has(error.code)) {
         found = await this.madeBefore(order);
       }
       if (found !== undefined) return this.again(order, found);
@@ -440,6 +437,12 @@ export class SandboxMaker {
   private observe(step: CreateStep, fromMs: number): void {
     this.options.observe?.(step, (performance.now() - fromMs) / 1000);
   }
+}
+
+/** @throws SANDBOX_BAD_REQUEST */
+function refuseGpusOf({ backend = 'container', runtime = 'dsec' }: CreateAsked, { gpus }: Amounts): void {
+  if (gpus === 0 || (backend === 'container' && runtime === 'dsec')) return;
+  throw fail('SANDBOX_BAD_REQUEST', { problem: 'gpus: containers have them, by our own launcher' });
 }
 
 /** Field by field: a spread costs more than all that is done with it. */

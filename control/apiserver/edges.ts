@@ -57,7 +57,6 @@ export class Edges {
   private readonly states = new Map<string, string>();
   private readonly asking = new Map<string, Set<AbortController>>();
   private heardAt = 0;
-  /** Not all that there are may be known. */
   private settling = true;
   private timer: NodeJS.Timeout | undefined;
   private closed = false;
@@ -86,6 +85,11 @@ export class Edges {
 
   get heardMsAgo(): number | undefined {
     return this.heardAt === 0 ? undefined : Date.now() - this.heardAt;
+  }
+
+  /** The watcher has just started: there may be edges that are not known yet. */
+  get isSettling(): boolean {
+    return this.settling;
   }
 
   isAlive(edge: string): boolean {

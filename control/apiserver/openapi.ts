@@ -44,7 +44,7 @@ const ROUTES: Readonly<Record<string, Described>> = {
   'GET /v1/sandboxes': {
     summary: 'The sandboxes that the caller may read',
     description:
-      '`unreachable`: edges that did not answer. Ended ones only with state=ended. At most `limit` of them (10,000); with `continue` in the answer there are more, and the same request with it gives the next.',
+      '`unreachable`: edges that did not answer. Ended ones only with state=ended. `name` is without the edge: any edge may have one of that name. At most `limit` of them (10,000); with `continue` in the answer there are more, and the same request with it gives the next.',
     answer: listed('sandboxes', ref('Sandbox'), {
       unreachable: { type: 'array', items: text },
       continue: text,

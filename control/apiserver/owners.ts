@@ -59,7 +59,7 @@ export class Owners {
       return await this.of(address);
     } catch (error) {
       if (!isDsecError(error, 'SANDBOX_GONE')) throw error;
-      const { sandboxes } = await readRoster(this.edges, address.edge);
+      const { sandboxes } = await readRoster(this.edges, address.edge, { name: address.name });
       const row = sandboxes.find(({ name }) => name === address.name);
       if (row === undefined) throw error;
       return { ...(row.owner ?? NOBODY), project: projectOf(row), uid: undefined };

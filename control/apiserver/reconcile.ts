@@ -55,7 +55,7 @@ export class Reconciler {
   /** One edge, once. @throws EDGE_UNREACHABLE, IAM_DATABASE */
   async edge(edge: string): Promise<void> {
     const { iam, edges, onRoster, note } = this.options;
-    const roster = await readRoster(edges, edge, this.ending.signal);
+    const roster = await readRoster(edges, edge, { signal: this.ending.signal });
     onRoster?.(edge, roster);
     const live = roster.sandboxes.filter(isLive);
     const reservations = live.flatMap(({ owner }) => owner?.reservation ?? []);

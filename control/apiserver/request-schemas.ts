@@ -43,6 +43,7 @@ export const BatchRequest = Type.Object(
 
 export const SandboxQuery = Type.Object(
   {
+    name: Type.Optional(Type.String({ minLength: 1, maxLength: 200, description: 'without its edge' })),
     project: Type.Optional(ProjectPath),
     user: Type.Optional(Text(200)),
     job: Type.Optional(Text(200)),

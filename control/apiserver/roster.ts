@@ -23,9 +23,16 @@ export interface RosterAnswer {
 
 const ROSTER_MS = 20_000;
 
+export interface RosterOptions {
+  /** Those alone that are called so. */
+  readonly name?: string;
+  readonly signal?: AbortSignal;
+}
+
 /** @throws EDGE_UNREACHABLE, EDGE_UNKNOWN */
-export function readRoster(edges: Edges, edge: string, signal?: AbortSignal): Promise<RosterAnswer> {
-  return edges.ask<RosterAnswer>(edge, { method: 'GET', path: '/v1/roster', timeoutMs: ROSTER_MS, signal });
+export function readRoster(edges: Edges, edge: string, { name, signal }: RosterOptions = {}): Promise<RosterAnswer> {
+  const path = name === undefined ? '/v1/roster' : `/v1/roster?name=${encodeURIComponent(name)}`;
+  return edges.ask<RosterAnswer>(edge, { method: 'GET', path, timeoutMs: ROSTER_MS, signal });
 }
 
 /** It still holds what it reserved; what has ended holds nothing but its files. */

@@ -39,10 +39,11 @@ export async function listSandboxes(
   signal?: AbortSignal,
 ): Promise<SandboxList> {
   const mayRead = await access.readable(identity);
-  const { project, user, job, state, limit = LIMIT } = filter;
+  const { name: called, project, user, job, state, limit = LIMIT } = filter;
   const after = filter.continue === undefined ? undefined : placeIn(filter.continue);
   const fits = (row: RosterRow) => {
     const whose = projectOf(row);
+    if (called !== undefined && row.name !== called) return false;
     if (project !== undefined && whose !== project && !whose.startsWith(`${project}/`)) return false;
     if (user !== undefined && row.owner?.user !== user) return false;
     if (job !== undefined && row.owner?.job !== job) return false;
@@ -50,7 +51,7 @@ export async function listSandboxes(
     return mayRead(whose);
   };
   const on = async (edge: string): Promise<SandboxView[]> => {
-    const { sandboxes: rows } = await readRoster(edges, edge, signal);
+    const { sandboxes: rows } = await readRoster(edges, edge, { name: called, signal });
     const last = after?.edge === edge ? after.name : '';
     const named = rows.flatMap((row) =>
       row.name !== undefined && row.name > last ? [{ ...row, name: row.name }] : [],

@@ -30,6 +30,9 @@ export interface ServingAll {
   close(drainMs: number): Promise<void>;
 }
 
+/** As bin/dsec starts an API server. */
+const YOUNG_SPACE = '--max-semi-space-size=64';
+
 export function clusterStateDir(): string {
   return join(runtimeFolders().stateDir, 'cluster');
 }
@@ -68,6 +71,7 @@ export async function serveAll(options: ServeAllOptions): Promise<ServingAll> {
     ];
     const [, url = ''] = await supervisor.start({
       name: 'apiserver',
+      nodeArgs: [YOUNG_SPACE],
       args: apiArgs(options.listen),
       ready: /^apiserver at (\S+)/m,
       argsAgain: ([, was = '']) => apiArgs(was.startsWith('unix:') ? was : new URL(was).host),

@@ -9,6 +9,8 @@ import { fail } from '../errors.ts';
 
 export interface ServiceProgram {
   readonly name: string;
+  /** Of Node, before the script. */
+  readonly nodeArgs?: readonly string[];
   /** Behind the program: `serve edge --listen ...`. */
   readonly args: readonly string[];
   /** What it prints once it serves. */
@@ -18,7 +20,7 @@ export interface ServiceProgram {
 }
 
 export interface SupervisorOptions {
-  /** The program and what goes before `args`. */
+  /** Node, and what goes before `args`. */
   readonly command: readonly [string, ...string[]];
   readonly env: NodeJS.ProcessEnv;
   readonly say: (text: string) => void;
@@ -104,10 +106,10 @@ export class Supervisor {
     }
   }
 
-  private spawn({ args, ready }: ServiceProgram) {
+  private spawn({ nodeArgs = [], args, ready }: ServiceProgram) {
     const [program, ...before] = this.options.command;
     const env = { ...this.options.env, [SUPERVISED]: '1' };
-    const child = spawn(program, [...before, ...args], { env, stdio: ['pipe', 'pipe', 'pipe'] });
+    const child = spawn(program, [...nodeArgs, ...before, ...args], { env, stdio: ['pipe', 'pipe', 'pipe'] });
     child.stdin.on('error', () => {});
     let text = '';
     const isReady = new Promise<RegExpExecArray>((resolve) => {

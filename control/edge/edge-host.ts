@@ -12,6 +12,8 @@ export interface RosterEntry {
   readonly owner: SandboxOwner;
   readonly amounts: Amounts;
   readonly backend: BackendName;
+  /** Of a container, what started it. */
+  readonly runtime?: string;
   /** What it was made of; of a simulated one nothing. */
   readonly base?: { readonly name: string; readonly digest: string };
   readonly createdAt?: string;

@@ -21,7 +21,7 @@ import { fail } from '../errors.ts';
 import { type Amounts, larger } from '../placement/amounts.ts';
 import { layerKey } from '../placement/layer-key.ts';
 import type { NodeReport } from '../placement/node-report.ts';
-import { backendOf } from '../runtime-service/backend-view.ts';
+import { backendOf, backendView } from '../runtime-service/backend-view.ts';
 import type { Sandboxes } from '../runtime-service/route.ts';
 import type { EdgeHost, Roster, RosterEntry } from './edge-host.ts';
 import { type GpuCard, GpuCards, gpuEnv } from './gpu-cards.ts';
@@ -407,5 +407,7 @@ function rosterEntry(facts: SandboxRecord, promised: Promised, end: SandboxEnd |
   const { owner, amounts, backend } = promised;
   const { name, createdAt, resident } = facts;
   const state = end === undefined ? 'running' : 'ended';
-  return { name, state, end, owner, amounts, backend, base: facts.base, createdAt, expiresAt: resident?.expiresAt };
+  const { runtime } = backendView(facts);
+  const expiresAt = resident?.expiresAt;
+  return { name, state, end, owner, amounts, backend, runtime, base: facts.base, createdAt, expiresAt };
 }

@@ -179,7 +179,7 @@ export const clusterErrors = {
   },
   PLACEMENT_NO_BACKEND: {
     message: 'no node of this cluster has the backend {backend}',
-    hint: '`dsec doctor` on a node says what it lacks: microvm takes QEMU or Firecracker and `dsec vm kernel`, vm takes QEMU; a node looks again every few seconds',
+    hint: '`dsec doctor` on a node says what it lacks: microvm takes QEMU or Firecracker and `dsec vm kernel`, vm takes QEMU; a node looks again every few seconds, for Firecracker only when its edge starts',
     exit: 5,
     http: 501,
   },

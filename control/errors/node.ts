@@ -94,6 +94,13 @@ export const nodeErrors = {
     exit: 1,
     http: 500,
   },
+  SANDBOX_NAME_UNSURE: {
+    message: 'whether one sandbox alone is called {name} is not known: no answer from edge {edges}',
+    hint: 'name it with its edge, NAME.EDGE (dsec sandbox ls), or try again when they answer',
+    retryable: true,
+    exit: 6,
+    http: 503,
+  },
   SANDBOX_NO_FILE: {
     message: '{path}: not a file but a {kind}',
     hint: 'copy folders with: dsec sandbox cp',
@@ -139,8 +146,8 @@ export const nodeErrors = {
     http: 501,
   },
   SERVE_RUNS_ALREADY: {
-    message: 'a runtime service (or an edge, which is one) runs already: process {pid}, at {socket}',
-    hint: 'end that one: kill {pid}; or name another run folder with $DSEC_RUN',
+    message: 'a runtime service (or an edge, which is one) runs already at {socket}{process}',
+    hint: 'end that one{way}; or name another run folder with $DSEC_RUN',
     exit: 1,
     http: 409,
   },

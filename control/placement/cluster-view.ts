@@ -86,17 +86,19 @@ export class ClusterView {
   }
 
   /**
-   * Share of what healthy nodes can promise that is promised, of what is shortest of all that is asked for: resources, and places of its backend. 1 where
-   * no node that is healthy has what is asked for.
+   * Share of what healthy nodes can promise that is promised, of what is shortest of all that is asked for: resources, graphics processors of its kind, and
+   * places of its backend. 1 where no node that is healthy has what is asked for.
    */
   use(
     nodes: readonly NodeView[],
-    { amounts, backend, labels }: Pick<PlacementRequest, 'amounts' | 'backend' | 'labels'>,
+    { amounts, backend, labels, gpuKind }: Pick<PlacementRequest, 'amounts' | 'backend' | 'labels' | 'gpuKind'>,
   ): number {
     let used = NOTHING;
     let capacity = NOTHING;
     let sandboxes = 0;
     let limit = 0;
+    let cards = 0;
+    let freeCards = 0;
     for (const node of nodes) {
       const use = node.report.backends.get(backend);
       if (node.report.state !== 'healthy' || use === undefined) continue;
@@ -105,10 +107,16 @@ export class ClusterView {
       capacity = sum(capacity, node.report.capacity);
       sandboxes += node.sandboxesBy(backend);
       limit += use.limit;
+      if (gpuKind === undefined) continue;
+      // Where an edge does not say, all may be of that kind.
+      const { capacity: has, gpuKinds } = node.report;
+      cards += gpuKinds === undefined ? has.gpus : (gpuKinds.get(gpuKind)?.cards ?? 0);
+      freeCards += node.freeGpus(gpuKind) ?? has.gpus - node.reserved.gpus;
     }
+    if (gpuKind !== undefined && cards === 0) return 1;
     // What none of them has, they have no room for.
     if (limit === 0 || RESOURCES.some((resource) => amounts[resource] > 0 && capacity[resource] === 0)) return 1;
     const shares = RESOURCES.map((resource) => (amounts[resource] > 0 ? share(used[resource], capacity[resource]) : 0));
-    return Math.max(sandboxes / limit, ...shares);
+    return Math.max(sandboxes / limit, share(cards - freeCards, cards), ...shares);
   }
 }

@@ -42,7 +42,7 @@ export async function fetchWhole(client: SandboxClient, name: string, from: stri
   const part = join(dirname(to), `.dsec-part-${randomUUID()}`);
   const file = await fs.open(part, 'wx', 0o600);
   try {
-    for await (const bytes of client.content(name, from, 0)) await file.write(bytes);
+    for await (const bytes of client.content(name, from, 0)) await file.appendFile(bytes);
     await file.chmod(0o666 & ~process.umask());
     await fs.rename(part, to);
   } catch (error) {
@@ -67,7 +67,7 @@ export async function fetchFile(client: SandboxClient, name: string, from: strin
     await again(async (progress) => {
       const { size: offset } = await file.stat();
       progress(offset);
-      if (offset < size) for await (const bytes of client.content(name, from, offset)) await file.write(bytes);
+      if (offset < size) for await (const bytes of client.content(name, from, offset)) await file.appendFile(bytes);
       return (await file.stat()).size >= size;
     });
     if ((await hashOf(part)) !== sha256) {

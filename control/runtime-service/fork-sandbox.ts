@@ -45,23 +45,31 @@ export interface ForkedSandboxes {
 const AT_ONCE = 4;
 
 /** Forks with memory that are being made and have a request id, by their sandbox's id and mark: whoever asks again meanwhile waits for them. */
-const underWay = new Map<string, Promise<ForkedSandboxes>>();
+const underWay = new Map<string, { readonly count: number; readonly forked: Promise<ForkedSandboxes> }>();
 
 /** All or none. Asked again with the same request id, the same ones are the answer. @throws as `packRunning`, `takeMoment` and `SandboxNode.create` */
 export async function forkSandbox(
   node: Sandboxes,
   name: string,
-  { count = 1, memory = false, snapshot, requestId, ttlMs, reservations }: Static<typeof ForkBody>,
+  asked: Static<typeof ForkBody>,
 ): Promise<ForkedSandboxes> {
   const parent = node.get(name);
-  const { facts } = parent;
+  return parent.useAsItIs(() => forkNow(node, parent, asked));
+}
+
+async function forkNow(
+  node: Sandboxes,
+  parent: NodeSandbox,
+  { count = 1, memory = false, snapshot, requestId, ttlMs, reservations }: Static<typeof ForkBody>,
+): Promise<ForkedSandboxes> {
+  const { facts, name } = parent;
   const mark = requestId === undefined ? randomBytes(6).toString('hex') : digestOf(`${facts.id} ${requestId}`);
   if (memory) {
     needs(parent.backend, 'fork-memory');
     if (snapshot !== undefined)
       throw fail('SANDBOX_BAD_REQUEST', { problem: 'a snapshot of a fork with memory, which makes no image' });
     const fork = () => forkMemory(node, parent, { count, mark, requestId, ttlMs, reservations });
-    return requestId === undefined ? fork() : onceAtATime(`${facts.id} ${mark}`, fork);
+    return requestId === undefined ? fork() : onceAtATime(`${facts.id} ${mark}`, count, fork);
   }
   if (parent instanceof FullVmSandbox) {
     if (snapshot !== undefined) throw unsupported(facts.backend, 'pack-diff');
@@ -95,13 +103,17 @@ export async function forkSandbox(
   return { snapshot: { name: image.name, digest: image.manifestDigest }, sandboxes, notes };
 }
 
-function onceAtATime(key: string, fork: () => Promise<ForkedSandboxes>): Promise<ForkedSandboxes> {
-  let forking = underWay.get(key);
-  if (forking === undefined) {
-    forking = fork().finally(() => underWay.delete(key));
-    underWay.set(key, forking);
+/** @throws SANDBOX_BAD_REQUEST where another number of forks is being made for this request */
+async function onceAtATime(key: string, count: number, fork: () => Promise<ForkedSandboxes>): Promise<ForkedSandboxes> {
+  const before = underWay.get(key);
+  if (before === undefined) {
+    const forked = fork().finally(() => underWay.delete(key));
+    underWay.set(key, { count, forked });
+    return forked;
   }
-  return forking;
+  if (before.count === count) return before.forked;
+  const problem = `the request id is that of a fork of ${before.count} that is being made, and ${count} are asked for`;
+  throw fail('SANDBOX_BAD_REQUEST', { problem });
 }
 
 async function forkMemory(node: Sandboxes, parent: NodeSandbox, wanted: Wanted): Promise<ForkedSandboxes> {
@@ -171,11 +183,13 @@ async function createAll(
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
-  if (failures.length === 0) {
-    const gone = await Promise.allSettled(created.map((one) => one?.goOn()));
-    failures.push(...gone.flatMap((one) => (one.status === 'rejected' ? [one.reason] : [])));
-  }
   const sandboxes = created.filter((one) => one !== undefined);
+  // None of them runs before all are on record.
+  for (const step of ['markReady', 'goOn'] as const) {
+    if (failures.length > 0) break;
+    const done = await Promise.allSettled(sandboxes.map((one) => one[step]()));
+    failures.push(...done.flatMap((one) => (one.status === 'rejected' ? [one.reason] : [])));
+  }
   if (failures.length > 0) {
     const begun = sandboxes.filter(({ facts: { id } }) => !known.has(id));
     // One that cannot be removed is listed, and can be by its name.

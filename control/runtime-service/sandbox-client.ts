@@ -289,19 +289,39 @@ export class SandboxClient {
     return JSON.parse((await drain(answer)).toString()) as T;
   }
 
-  /** In a cluster a name without its edge does where one sandbox alone is called so. @throws SANDBOX_AMBIGUOUS */
+  /**
+   * In a cluster a name without its edge does where one sandbox alone is called so: its whole id. A name that is whole, that nobody has, or of this
+   * machine, is the answer as it is.
+   *
+   * @param ended Those that have ended count too: `also`, or `else` only where none runs that is called so.
+   * @throws SANDBOX_AMBIGUOUS; SANDBOX_NAME_UNSURE where edges did not answer, which may have another one
+   */
+  async wholeId(name: string, ended?: 'also' | 'else'): Promise<string> {
+    if (!this.isRemote || name.includes('.')) return name;
+    const known = this.ids.get(name);
+    if (known !== undefined) return known;
+    const ids = new Set(await this.called(name));
+    if (ended === 'also' || (ended === 'else' && ids.size === 0)) {
+      for (const id of await this.called(name, 'ended')) ids.add(id);
+    }
+    if (ids.size > 1) throw fail('SANDBOX_AMBIGUOUS', { name, ids: [...ids].join(', ') });
+    // Where there is none, the API says so.
+    const [id = name] = ids;
+    if (id !== name) this.ids.set(name, id);
+    return id;
+  }
+
+  /** The ids of those that are called so, in `state`, or else of all that have not ended. @throws SANDBOX_NAME_UNSURE */
+  private async called(name: string, state?: 'ended'): Promise<string[]> {
+    const { sandboxes, unreachable } = await this.listing({ name, state });
+    if (unreachable.length > 0) throw fail('SANDBOX_NAME_UNSURE', { name, edges: unreachable.join(', ') });
+    return sandboxes.map((row) => row.name).filter((id) => id.slice(0, id.lastIndexOf('.')) === name);
+  }
+
   private async withWholeId(url: string): Promise<string> {
     const [start = '', name] = /^\/v1\/sandboxes\/([^/?.]+)(?=[/?]|$)/.exec(url) ?? [];
     if (!this.isRemote || name === undefined) return url;
-    let id = this.ids.get(name);
-    if (id === undefined) {
-      const found = (await this.list()).filter((row) => row.name.slice(0, row.name.lastIndexOf('.')) === name);
-      if (found.length > 1) throw fail('SANDBOX_AMBIGUOUS', { name, ids: found.map((row) => row.name).join(', ') });
-      // Where there is none, the API says so.
-      id = found[0]?.name ?? name;
-      this.ids.set(name, id);
-    }
-    return `${path(id)}${url.slice(start.length)}`;
+    return `${path(await this.wholeId(decodeURIComponent(name)))}${url.slice(start.length)}`;
   }
 
   private async send(
@@ -314,6 +334,7 @@ export class SandboxClient {
       const again = () => exchange(resolve, reject);
       const sent = requestTo(this.address, { method, path: url, ...options });
       let isAnswered = false;
+      let unread: Error | undefined;
       sent.once('response', (answer) => {
         isAnswered = true;
         resolve(answer);
@@ -321,6 +342,8 @@ export class SandboxClient {
       sent.on('error', (error) => {
         // Whoever reads the answer hears of it there.
         if (isAnswered) return;
+        // What is sent could not be read: no fault of the connection.
+        if (unread !== undefined) return reject(unread);
         // The service may have closed a connection that was kept and idle; or it died while it worked on this: what would be done twice is not asked twice.
         const isCut = sent.reusedSocket && CUT.includes(systemCode(error) ?? '');
         if (isCut && isRepeatable(method, body)) again();
@@ -330,7 +353,10 @@ export class SandboxClient {
       else {
         // An answer may come before all of it was sent: the command has ended.
         body.pipe(sent);
-        body.once('error', (error) => sent.destroy(error));
+        body.once('error', (error) => {
+          unread = error;
+          sent.destroy(error);
+        });
         sent.once('response', () => body.unpipe(sent));
         sent.once('close', () => body.unpipe(sent));
       }

@@ -87,7 +87,7 @@ export function screenRoutes(route: AddRoute): void {
     async ({ sandbox, query, request }) => {
       const { type = 'text/plain', selection = 'clipboard' } = query;
       const machine = machineOf(sandbox(), 'clipboard');
-      await machine.setClipboard(selection, { type, bytes: await collected(request.body) });
+      await machine.setClipboard(selection, { type, bytes: await clipboardBytes(request.body) });
       return {};
     },
   );
@@ -116,18 +116,20 @@ export function screenRoutes(route: AddRoute): void {
   });
 }
 
-/** @throws SANDBOX_BAD_REQUEST for more than any clipboard takes */
-async function collected(body: unknown): Promise<Buffer> {
+/** The bytes of a clipboard; without a body none. @throws SANDBOX_BAD_REQUEST for more than any takes, and for a body that was read as something else */
+export async function clipboardBytes(body: unknown): Promise<Buffer> {
+  if (body === undefined) return Buffer.alloc(0);
+  if (!(body instanceof Readable)) {
+    throw fail('SANDBOX_BAD_REQUEST', { problem: 'a clipboard takes bytes: send them as application/octet-stream' });
+  }
   const parts: Buffer[] = [];
   let sizeBytes = 0;
-  if (body instanceof Readable) {
-    for await (const part of body as AsyncIterable<Buffer>) {
-      sizeBytes += part.length;
-      if (sizeBytes > MOST_CLIPBOARD_BYTES) {
-        throw fail('SANDBOX_BAD_REQUEST', { problem: `a clipboard takes at most ${MOST_CLIPBOARD_BYTES} bytes` });
-      }
-      parts.push(part);
+  for await (const part of body as AsyncIterable<Buffer>) {
+    sizeBytes += part.length;
+    if (sizeBytes > MOST_CLIPBOARD_BYTES) {
+      throw fail('SANDBOX_BAD_REQUEST', { problem: `a clipboard takes at most ${MOST_CLIPBOARD_BYTES} bytes` });
     }
+    parts.push(part);
   }
   return Buffer.concat(parts);
 }

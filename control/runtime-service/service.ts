@@ -76,8 +76,7 @@ export class RuntimeService {
     mkdirSync(runDir, { recursive: true, mode: 0o755 });
     const socket = serviceSocket(runDir);
     const lock = tryLock(`${socket}.lock`);
-    if (lock === undefined)
-      throw fail('SERVE_RUNS_ALREADY', { socket, pid: readFileSync(`${socket}.lock`, 'utf8').trim() });
+    if (lock === undefined) throw runsAlready(socket);
     // For whoever comes after.
     writeFileSync(lock.path, `${process.pid}\n`);
     const service = new RuntimeService(options, agent, socket, lock);
@@ -204,4 +203,11 @@ export class RuntimeService {
     rmSync(this.lock.path, { force: true });
     this.lock.release();
   }
+}
+
+/** Its lock says which process it is, but for a moment at its start, and where an older version holds it. */
+function runsAlready(socket: string): Error {
+  const pid = readFileSync(`${socket}.lock`, 'utf8').trim();
+  const known = pid === '' ? { process: '', way: '' } : { process: `, process ${pid}`, way: `: kill ${pid}` };
+  return fail('SERVE_RUNS_ALREADY', { socket, ...known });
 }

@@ -46,6 +46,8 @@ export class FakeEdge {
   labels: string[] = [];
   gpus = 0;
   gpuKinds: Record<string, { cards: number; free: number }> | undefined;
+  /** Beside containers. */
+  backends: string[] = [];
   /** Runs tasks too. */
   hasTasks = false;
   /** Before other limits hold. */
@@ -82,6 +84,7 @@ export class FakeEdge {
       state: this.draining ? 'draining' : 'healthy',
       backends: {
         container: { sandboxes: this.sandboxes.size, limit: this.limit },
+        ...Object.fromEntries(this.backends.map((name) => [name, { sandboxes: 0, limit: 10 }])),
         ...(this.hasTasks ? { fncall: { sandboxes: 0, limit: 10 } } : {}),
       },
       labels: this.labels,
@@ -125,8 +128,11 @@ export class FakeEdge {
     const body = Buffer.concat(parts).toString();
     this.heard.push({ method, url, headers: request.headers, body });
     if (url === '/v1/sandboxes' && method === 'POST') return this.create(JSON.parse(body), request, say, error);
-    if (url === '/v1/roster') {
-      const sandboxes = [...this.sandboxes.values()].map((one) => ({ ...one, state: 'running', backend: 'container' }));
+    if (url.split('?')[0] === '/v1/roster') {
+      const called = new URL(url, this.url).searchParams.get('name');
+      const sandboxes = [...this.sandboxes.values()]
+        .filter(({ name }) => called === null || name === called)
+        .map((one) => ({ ...one, state: 'running', backend: 'container' }));
       return say(200, { edge: this.edge, epoch: this.epoch, writtenAtMs: Date.now(), sandboxes });
     }
     if (url === '/v1/drain') {
@@ -241,6 +247,8 @@ export class ApiSite {
   readonly edges: FakeEdge[] = [];
   /** Those that are told to the apiserver, and whether they live. */
   readonly dead = new Set<string>();
+  /** Of the watcher, as it tells it. */
+  watcherUpMs: number | undefined;
   iam!: OpenIam;
   api!: Apiserver;
   token = '';
@@ -266,7 +274,7 @@ export class ApiSite {
         return { edge: one.edge, url: one.url, labels: [], report: one.report(), heardMsAgo: 10, alive };
       });
       answer.writeHead(200, { 'content-type': 'application/json' });
-      answer.end(JSON.stringify({ epoch: 'w', atMs: Date.now(), nodes }));
+      answer.end(JSON.stringify({ epoch: 'w', upMs: site.watcherUpMs, atMs: Date.now(), nodes }));
     });
     site.watcherUrl = await listening(site.watcher);
     site.iam = await openIam({

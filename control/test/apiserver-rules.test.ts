@@ -54,6 +54,17 @@ describe('the apiserver', () => {
     expect((await site.json('/v1/sandboxes?limit=0')).status).toBe(400);
   });
 
+  it('lists those that are called so, on whichever edge', async () => {
+    const made = [await site.create({ name: 'one' }), await site.create({ name: 'one-2' })];
+    const { body } = await site.json('/v1/sandboxes?name=one');
+    expect(body.sandboxes.map(({ id }: { id: string }) => id)).toEqual([made[0]!.body.id]);
+    // No edge told of others.
+    const asked = site.edges.map(({ heard }) => heard.filter(({ url }) => url.startsWith('/v1/roster')).at(-1)?.url);
+    expect(new Set(asked)).toEqual(new Set(['/v1/roster?name=one']));
+    expect((await site.json('/v1/sandboxes?name=on')).body.sandboxes).toEqual([]);
+    expect((await site.json('/v1/sandboxes?name=')).status).toBe(400);
+  });
+
   it('counts other limits: what grows before the edge has it, what shrinks afterwards', async () => {
     const quota = (memoryBytes: number | null) =>
       site.json('/v1/quotas', { method: 'PUT', body: { project: 'root', limits: { memoryBytes } } });

@@ -77,6 +77,40 @@ describe('the apiserver', () => {
     expect(await site.used()).toBe(0);
   });
 
+  it('says so not while edges may be unknown', async () => {
+    const codes = async () => [
+      (await site.create({ backend: 'microvm' })).body.error.code,
+      (await site.create({ gpus: 1 })).body.error.code,
+    ];
+    site.watcherUpMs = 1000;
+    await site.api.parts.edges.poll();
+    expect(await codes()).toEqual(['PLACEMENT_NO_ROOM', 'PLACEMENT_NO_ROOM']);
+    site.watcherUpMs = 60_000;
+    await site.api.parts.edges.poll();
+    expect(await codes()).toEqual(['PLACEMENT_NO_BACKEND', 'PLACEMENT_NO_GPU']);
+    expect(await site.used()).toBe(0);
+  });
+
+  it('answers with what was made for a request id when no node has its backend or GPUs any more', async () => {
+    const [edge] = site.edges;
+    edge!.backends = ['microvm'];
+    edge!.gpus = 1;
+    await site.api.parts.edges.poll();
+    const wanted = [
+      { backend: 'microvm', requestId: 'kept-vm' },
+      { gpus: 1, requestId: 'kept-gpu' },
+    ];
+    const made = await Promise.all(wanted.map((one) => site.create(one)));
+    expect(made.map(({ status }) => status)).toEqual([201, 201]);
+    edge!.backends = [];
+    edge!.gpus = 0;
+    await site.api.parts.edges.poll();
+    const again = await Promise.all(wanted.map((one) => site.create(one)));
+    expect(again.map(({ body }) => body.id)).toEqual(made.map(({ body }) => body.id));
+    expect((await site.create({ backend: 'microvm', requestId: 'new' })).body.error.code).toBe('PLACEMENT_NO_BACKEND');
+    expect(await site.used()).toBe(2);
+  });
+
   it('asks the same edge again when the answer was lost: one sandbox, not two', async () => {
     for (const edge of site.edges) edge.mode = 'lose';
     const asking = site.create({ requestId: 'lost' });

@@ -30,15 +30,21 @@ afterEach(async () => {
   fs.rmSync(folder, { recursive: true, force: true });
 });
 
-/** An API that has these sandboxes and notes what it is asked. */
-async function cluster(...ids: string[]): Promise<{ url: string; asked: string[] }> {
+/** An API that has these sandboxes, `ID!` one that has ended, and notes what it is asked; `?EDGE` does not answer. */
+async function cluster(...told: string[]): Promise<{ url: string; asked: string[] }> {
+  const unreachable = told.filter((one) => one.startsWith('?')).map((one) => one.slice(1));
+  const ids = told.filter((one) => !one.startsWith('?')).map((one) => one.replace('!', ''));
   const asked: string[] = [];
   server = createServer((request, answer) => {
     const { method, url = '' } = request;
     asked.push(`${method} ${url}`);
-    const sandboxes = ids.map((id) => ({ name: id.split('.')[0], id, state: 'running' }));
+    const isEnded = /[?&]state=ended/.test(url);
+    const sandboxes = ids
+      .filter((id) => told.includes(`${id}!`) === isEnded)
+      .map((id) => ({ name: id.split('.')[0], id, state: isEnded ? 'ended' : 'running' }));
     const gone = method === 'DELETE' && !ids.some((id) => url.includes(`/${id}?`));
-    const body = url.startsWith('/v1/sandboxes?') || url === '/v1/sandboxes' ? { sandboxes, unreachable: [] } : {};
+    const isList = /^\/v1\/sandboxes(\?|$)/.test(url);
+    const body = isList ? { sandboxes, unreachable } : { detail: 'stopped', reason: 'stopped' };
     const error = { code: 'SANDBOX_ID', message: `${url}: no id`, exit: 4 };
     answer.writeHead(gone ? 404 : 200, { 'content-type': 'application/json' });
     answer.end(JSON.stringify(gone ? { error } : body));
@@ -93,6 +99,15 @@ describe('a context that is current', () => {
     });
   });
 
+  it('has no say in what is on this machine alone when it cannot be read', async () => {
+    fs.mkdirSync(join(folder, 'config/dsec'), { recursive: true });
+    fs.writeFileSync(join(folder, 'config/dsec/contexts.json'), 'no JSON');
+    await expect(runCommand('sandbox', 'ls')).rejects.toMatchObject({ code: 'CONTEXT_FILE' });
+    await expect(runCommand('pack-diff', 'a', '--name', 'w:1')).rejects.toMatchObject({
+      code: 'RUNTIME_SANDBOX_NOT_FOUND',
+    });
+  });
+
   it('is this machine where none is', async () => {
     await runCommand('context', 'set', 'team', '--url', 'http://127.0.0.1:1', '--use');
     expect((await runCommand('context', 'ls')).text).toMatch(/^\* +team .*\n +local +this machine$/m);
@@ -104,13 +119,52 @@ describe('a context that is current', () => {
 describe('sandboxes of a cluster', () => {
   it('are found by a name that one alone has', async () => {
     const { url, asked } = await cluster('work.one', 'twice.one', 'twice.two');
-    await runCommand('sandbox', 'rm', 'work', '--api', url);
-    expect(asked).toEqual(['GET /v1/sandboxes', 'DELETE /v1/sandboxes/work.one?force=false']);
+    expect((await runCommand('sandbox', 'rm', 'work', '--api', url)).text).toBe('work.one: removed\n');
+    expect(asked).toEqual([
+      'GET /v1/sandboxes?name=work',
+      'GET /v1/sandboxes?name=work&state=ended',
+      'DELETE /v1/sandboxes/work.one?force=false',
+    ]);
     await expect(runCommand('sandbox', 'rm', 'twice', '--api', url)).rejects.toMatchObject({
       code: 'SANDBOX_AMBIGUOUS',
       message: expect.stringContaining('twice.one, twice.two'),
     });
     await expect(runCommand('sandbox', 'rm', 'none', '--api', url)).rejects.toMatchObject({ code: 'SANDBOX_ID' });
+  });
+
+  it('are not taken for others that are on edges which do not answer', async () => {
+    const { url, asked } = await cluster('work.one', '?two');
+    for (const args of [
+      ['rm', '-f', 'work'],
+      ['stop', 'work'],
+      ['pause', 'work'],
+      ['logs', 'work'],
+    ]) {
+      await expect(runCommand('sandbox', ...args, '--api', url)).rejects.toMatchObject({
+        code: 'SANDBOX_NAME_UNSURE',
+        exit: 6,
+        message: expect.stringContaining('no answer from edge two'),
+      });
+    }
+    expect(asked.filter((one) => !one.startsWith('GET /v1/sandboxes?'))).toEqual([]);
+    // Who names the edge means one alone.
+    const { text } = await runCommand('sandbox', 'rm', '-f', 'work.one', '--api', url, '--json');
+    expect(JSON.parse(text)).toEqual({ removed: ['work.one'] });
+  });
+
+  it('are found when they have ended, to be removed or stopped once more', async () => {
+    const { url } = await cluster('work.one!', 'twice.one', 'twice.two!');
+    const { text } = await runCommand('sandbox', 'stop', 'work', '--api', url);
+    expect(text).toBe('work.one: stopped; dsec sandbox rm work.one removes what it changed\n');
+    expect((await runCommand('sandbox', 'rm', 'work', '--api', url)).text).toBe('work.one: removed\n');
+    expect((await runCommand('sandbox', 'stop', 'twice', '--api', url)).text).toContain('twice.one: stopped');
+    await expect(runCommand('sandbox', 'rm', '-f', 'twice', '--api', url)).rejects.toMatchObject({
+      code: 'SANDBOX_AMBIGUOUS',
+      message: expect.stringContaining('twice.one, twice.two'),
+    });
+    await expect(runCommand('sandbox', 'pause', 'work', '--api', url)).resolves.toMatchObject({
+      text: expect.stringContaining('work: '),
+    });
   });
 
   it('are removed though others of the same command cannot be', async () => {

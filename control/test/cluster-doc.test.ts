@@ -41,6 +41,12 @@ describe('docs/cluster.md', () => {
     }
   });
 
+  it('reloads no unit whose secrets are systemd’s copies of when it started', () => {
+    const copied = units.filter((unit) => unit.includes('LoadCredential='));
+    expect(copied.map((unit) => /dsec serve (\w+)/.exec(unit)?.[1])).toEqual(['watcher', 'apiserver', 'imagesvc']);
+    expect(copied.filter((unit) => unit.includes('ExecReload='))).toEqual([]);
+  });
+
   it('has options in its units and its Compose file that the commands have', async () => {
     const commands = readFileSync(join(import.meta.dirname, '../../docs/commands.md'), 'utf8');
     const options = [...blocks.join('\n').matchAll(/(?<!\w)--[a-z][a-z-]+/g)].map(([option]) => option);

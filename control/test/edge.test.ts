@@ -89,7 +89,7 @@ describe.skipIf(!canServeEdge)('an edge', { timeout: 300_000 }, () => {
     expect(after.backends.get('container')).toEqual({ sandboxes: 1, limit: 20 });
     expect(after.layers.size).toBe(1);
     expect((await roster()).sandboxes).toMatchObject([
-      { name: one.name, state: 'running', owner: ANN, amounts: AMOUNTS, backend: 'container' },
+      { name: one.name, state: 'running', owner: ANN, amounts: AMOUNTS, backend: 'container', runtime: 'dsec' },
     ]);
     const { id, status } = await exec(one.name, 'echo from inside');
     expect([status, await outputOf(one.name, id)]).toEqual([201, 'from inside\n']);

@@ -245,6 +245,24 @@ describe('the choice', () => {
     const cards = report('far', { labels: new Set(['cloud', 'gpu:h100']), capacity: { ...far.capacity, gpus: 4 } });
     const wanted = request({ synced: true, labels: ['gpu:h100'], amounts: { ...NOTHING, gpus: 1 } });
     expect(chooseNode(clusterOf(report('near'), cards), wanted, { random: inTurn(1), overflow }).edge).toBe('far');
+    // Cards of another kind are no room for it.
+    const kinds = (free: number) =>
+      report('near', {
+        labels: new Set(['gpu:h100', 'gpu:a10']),
+        capacity: { ...CAPACITY, gpus: 12 },
+        reserved: { ...NOTHING, gpus: 4 - free },
+        gpuKinds: new Map([
+          ['h100', { cards: 4, free }],
+          ['a10', { cards: 8, free: 8 }],
+        ]),
+      });
+    const oneOf = (gpuKind: string, free: number) => {
+      const asked = { ...wanted, gpuKind, labels: [`gpu:${gpuKind}`] };
+      return chooseNode(clusterOf(kinds(free), cards), asked, { random: inTurn(1), overflow }).edge;
+    };
+    expect([oneOf('h100', 0), oneOf('h100', 1), oneOf('a10', 0)]).toEqual(['far', 'near', 'near']);
+    expect(clusterOf(kinds(1)).use([new NodeView(kinds(1))], { ...wanted, gpuKind: 'h100' })).toBe(0.75);
+    expect(clusterOf(kinds(1)).use([new NodeView(kinds(1))], { ...wanted, gpuKind: 't4', labels: [] })).toBe(1);
     // Whoever asks for them means no others.
     expect(choose(report('near'), true, { labels: ['cloud'] }).edge).toBe('far');
     // Not even when nobody else may; and it is said.

@@ -353,12 +353,26 @@ describe.skipIf(!can)('the runtime service', () => {
       { encoding: 'utf8' },
     );
     expect(foreign.stdout).toBe(`${dsec} run\n`);
-    const second = spawnSync(
-      process.execPath,
-      ['--import', 'tsx', join(import.meta.dirname, 'service-child.ts'), 'serve', 'runtime'],
-      { encoding: 'utf8', env, cwd: root },
-    );
-    expect([second.status, second.stderr]).toEqual([1, expect.stringContaining('runs already')]);
+    const second = () =>
+      spawnSync(
+        process.execPath,
+        ['--import', 'tsx', join(import.meta.dirname, 'service-child.ts'), 'serve', 'runtime'],
+        { encoding: 'utf8', env, cwd: root },
+      );
+    const lock = `${socket()}.lock`;
+    const pid = fs.readFileSync(lock, 'utf8').trim();
+    const known = second();
+    expect([known.status, known.stderr]).toEqual([
+      1,
+      expect.stringContaining(`runs already at ${socket()}, process ${pid}\n`),
+    ]);
+    expect(known.stderr).toContain(`end that one: kill ${pid}; or`);
+    // An older version wrote nothing there.
+    fs.writeFileSync(lock, '');
+    const unknown = second();
+    fs.writeFileSync(lock, `${pid}\n`);
+    expect(unknown.stderr).toContain(`runs already at ${socket()}\n`);
+    expect(unknown.stderr).toContain('end that one; or');
     await expect(runCommand('serve', 'runtime', '--jobs', '3')).rejects.toMatchObject({ code: 'CLI_USAGE' });
   });
 

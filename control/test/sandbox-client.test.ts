@@ -1,5 +1,5 @@
 /** The client of a service: connections that it has kept, and that the service closes meanwhile. */
-import { mkdtempSync, rmSync } from 'node:fs';
+import { createReadStream, mkdtempSync, rmSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -38,5 +38,11 @@ describe('a client that keeps connections', () => {
     expect(seen).toBe(40);
     server.close();
     await expect(client.list()).rejects.toMatchObject({ code: expect.stringMatching(/^S/) });
+  });
+
+  it('tells a file that cannot be read from a service that is away', async () => {
+    const client = new SandboxClient(join(folder, 'socket'));
+    const path = join(folder, 'none');
+    await expect(client.write('x', '/to', createReadStream(path))).rejects.toMatchObject({ code: 'ENOENT', path });
   });
 });

@@ -1,4 +1,5 @@
 /** Watches and uploads of sandboxes' files over HTTP, and `dsec sandbox watch`; what is inside is made up. */
+import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import * as fs from 'node:fs';
@@ -12,9 +13,10 @@ import { DsecError } from '#base';
 import { type FileEvent, runtimeErrors, type SandboxNode, type UploadSpec, type WatchOptions } from '#runtime';
 import { runCommandLine } from '../cli/main.ts';
 import { Output } from '../cli/output.ts';
-import { fetchFile, sendFile } from '../runtime-service/file-transfer.ts';
+import { fetchFile, fetchWhole, sendFile } from '../runtime-service/file-transfer.ts';
 import { SandboxClient, sandboxSocket } from '../runtime-service/sandbox-client.ts';
 import { sandboxApp } from '../runtime-service/sandbox-routes.ts';
+import { runCommand } from './command-run.ts';
 
 let folder: string;
 let app: Awaited<ReturnType<typeof sandboxApp>>;
@@ -237,5 +239,61 @@ describe('files of a sandbox over HTTP', { timeout: 60_000 }, () => {
     await expect(fetchFile(client, 'x', '/to', to)).rejects.toMatchObject({ code: 'SANDBOX_FILE_CHANGED' });
     expect(fs.readdirSync(folder).filter((name) => name.startsWith('.dsec-part'))).toEqual([]);
     await expect(sendFile(client, 'x', folder, '/to')).rejects.toMatchObject({ code: 'SANDBOX_NO_FILE' });
+  });
+
+  it.skipIf(process.geteuid?.() !== 0)('come out whole or not at all where the disk is full', async () => {
+    const bytes = randomBytes(66_000);
+    Object.assign(files, {
+      stat: async () => ({ kind: 'file', size: bytes.length, mode: 0o100644, modifiedMs: 1, inode: 1n }),
+      async *pieces() {
+        yield { offset: 0, bytes, size: bytes.length };
+      },
+    });
+    const full = join(folder, 'full');
+    fs.mkdirSync(full);
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=64k', 'dsec-test', full]);
+    try {
+      await expect(fetchWhole(new SandboxClient(), 'x', '/from', join(full, 'to'))).rejects.toMatchObject({
+        code: 'ENOSPC',
+      });
+      expect(fs.readdirSync(full)).toEqual([]);
+    } finally {
+      execFileSync('umount', [full]);
+    }
+  });
+
+  it('go in as links that lead nowhere, and say what of this machine cannot be read', async () => {
+    const file = (code: string, reason: string) =>
+      new DsecError('RUNTIME_FILE', runtimeErrors.RUNTIME_FILE, { path: '/to', reason, code });
+    let isWholeMachine = false;
+    Object.assign(files, {
+      stat: async () => {
+        throw file('ENOENT', 'it is not there');
+      },
+      upload: async (from: string, to: string) => {
+        const { RUNTIME_UNSUPPORTED } = runtimeErrors;
+        if (isWholeMachine)
+          throw new DsecError('RUNTIME_UNSUPPORTED', RUNTIME_UNSUPPORTED, { backend: 'vm', what: '' });
+        asked.push([from, to]);
+      },
+      write: async (_path: string, content: AsyncIterable<Buffer>) => {
+        for await (const part of content) asked.push(part.toString());
+        return { kind: 'file', size: 0, mode: 0o100644, modifiedMs: 1, inode: 1n };
+      },
+    });
+    const copy = (name: string) => runCommand('sandbox', 'cp', join(folder, name), 'x:/to', '--api', 'local');
+    fs.symlinkSync('nowhere', join(folder, 'dangling'));
+    fs.writeFileSync(join(folder, 'from'), 'content');
+    fs.symlinkSync('from', join(folder, 'link'));
+    // Its size is 0, and it cannot be read.
+    fs.symlinkSync('/proc/self/mem', join(folder, 'unreadable'));
+    await copy('dangling');
+    expect(asked).toEqual([[join(folder, 'dangling'), '/to']]);
+    asked.length = 0;
+    isWholeMachine = true;
+    await copy('link');
+    expect(asked).toEqual(['content']);
+    await expect(copy('dangling')).rejects.toMatchObject({ code: 'RUNTIME_UNSUPPORTED' });
+    await expect(copy('unreadable')).rejects.toMatchObject({ code: 'SANDBOX_COPY_HERE' });
   });
 });

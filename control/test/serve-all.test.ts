@@ -122,9 +122,22 @@ describe.skipIf(!canServeEdge)('dsec serve all', { timeout: 300_000 }, () => {
     expect(fs.statSync(join(folder, 'state/cluster/admin-token')).mode & 0o777).toBe(0o600);
     expect(fs.statSync(join(folder, 'config/dsec/contexts.json')).mode & 0o777).toBe(0o600);
     expect(said).not.toContain(token);
+    // As when it is started alone.
+    const words = fs.readFileSync(`/proc/${pidOf('apiserver')}/cmdline`, 'utf8').split('\0');
+    expect(words).toContain('--max-semi-space-size=64');
     const run = await dsec(['sandbox', 'run', 'bb:1', '--', 'sh', '-c', 'cat; echo bad >&2; exit 3'], 'from here');
     expect(run).toEqual({ out: 'from here', err: 'bad\n', exit: 3 });
     expect(await listed()).toEqual([]);
+    expect(await used()).toBe(0);
+  });
+
+  it('stops and removes by the name alone, and says which one', async () => {
+    await create({ name: 'short' });
+    const stopped = await dsec(['sandbox', 'stop', 'short', '--time', '0']);
+    expect(stopped).toMatchObject({ err: '', exit: 0 });
+    expect(stopped.out).toMatch(/^short\.one: .*dsec sandbox rm short\.one removes what it changed$/m);
+    expect(await dsec(['sandbox', 'rm', 'short'])).toEqual({ out: 'short.one: removed\n', err: '', exit: 0 });
+    expect(await dsec(['sandbox', 'rm', 'short'])).toMatchObject({ out: '', err: expect.stringContaining('short') });
     expect(await used()).toBe(0);
   });
 

@@ -58,6 +58,10 @@ describe('a simulated edge', () => {
     await client.json({ method: 'DELETE', path: `/v1/sandboxes/${sandboxes[0]!.name}` });
     await client.json({ method: 'POST', path: `/v1/sandboxes/${sandboxes[1]!.name}/stop` });
     expect((await report()).reserved.cpuMilli).toBe(800);
+    const { name } = sandboxes[2]!;
+    expect(await client.json({ method: 'GET', path: `/v1/roster?name=${name}` })).toMatchObject({
+      sandboxes: [{ name }],
+    });
     expect((await roster()).sandboxes.map(({ state }) => state).sort()).toEqual([
       'ended',
       ...Array.from({ length: 8 }, () => 'running'),

@@ -182,7 +182,8 @@ describe.skipIf(!canRun)('three nodes', { timeout: 400_000 }, () => {
     const during = Array.from({ length: 4 }, (_, at) => create(`during ${at}`));
     nodes.connected(cut, false);
     const waiting = exec(there);
-    await until('it is known to be away', async () => !(await alive()).includes(cut));
+    // By both: one that does not know it yet may choose it, and then waits for it alone.
+    await until('it is known to be away', async () => ![...(await alive(1)), ...(await alive(2))].includes(cut));
     expect(await waiting).toMatchObject({
       status: 503,
       body: { error: { code: 'EDGE_UNREACHABLE', retryable: true } },

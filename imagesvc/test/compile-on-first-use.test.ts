@@ -53,6 +53,12 @@ it.each([
   await Promise.all([late.close(), early.close()]);
 });
 
+it('takes names of headers in small letters alone', async () => {
+  const late = app(true);
+  late.get('/capitals', { schema: { headers: Type.Object({ 'X-Count': Type.Integer() }) } }, () => 'never');
+  await expect(late.ready()).rejects.toThrow('/capitals: the schema has the header X-Count');
+});
+
 it('compiles nothing that is not asked for', async () => {
   const late = app(true);
   late.get('/broken', { schema: { querystring: { type: 'nonsense' } } }, () => 'never');

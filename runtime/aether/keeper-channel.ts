@@ -44,7 +44,12 @@ export interface KeptEvents {
   lost(error: Error): void;
 }
 
+/** So long one that nobody needs has to end. */
+const END_MS = 10_000;
+
 export class KeeperChannel {
+  /** Hash of its program's sources. Orders are understood by the same alone; what it keeps can be taken up by others. */
+  readonly build: string;
   /** What there was when we connected. */
   readonly kept: readonly Kept[];
   readonly closed: Promise<void>;
@@ -62,8 +67,15 @@ export class KeeperChannel {
   private takenBytes = 0;
   private takenTimer: NodeJS.Timeout | undefined;
 
-  private constructor(socket: Socket, kept: readonly Kept[], rest: FrameParser, first: readonly Frame[]) {
+  private constructor(
+    socket: Socket,
+    build: string,
+    kept: readonly Kept[],
+    rest: FrameParser,
+    first: readonly Frame[],
+  ) {
     this.socket = socket;
+    this.build = build;
     this.write = turnWriter(socket);
     this.kept = kept;
     for (const { id } of kept) this.early.set(id, []);
@@ -86,9 +98,15 @@ export class KeeperChannel {
     });
   }
 
-  /** The one that runs, or a new one. @throws RUNTIME_KEEPER_GONE */
+  /** The one that runs, or a new one, also where one of another build runs that keeps nothing. @throws RUNTIME_KEEPER_GONE */
   static async open(agent: AgentBinary, socketPath: string): Promise<KeeperChannel> {
-    return (await KeeperChannel.find(socketPath)) ?? KeeperChannel.start(agent, socketPath);
+    for (const deadline = Date.now() + END_MS; ; await delay(10)) {
+      const found = await KeeperChannel.find(socketPath);
+      if (found === undefined) return KeeperChannel.start(agent, socketPath);
+      if (found.build === agent.build || found.kept.length > 0 || Date.now() > deadline) return found;
+      // It ends when nobody is connected.
+      found.close();
+    }
   }
 
   /** Undefined when none runs. */
@@ -133,6 +151,7 @@ export class KeeperChannel {
     const parser = new FrameParser();
     const kept: Kept[] = [];
     let version: number | undefined;
+    let build = '';
     return new Promise((resolve, reject) => {
       const gone = () => reject(fail('RUNTIME_KEEPER_GONE', { reason: 'it ended the connection' }));
       const receive = (bytes: Buffer) => {
@@ -140,7 +159,10 @@ export class KeeperChannel {
           const frames = parser.push(bytes);
           for (const [index, frame] of frames.entries()) {
             const reader = new PayloadReader(frame.payload);
-            if (frame.kind === FRAME.ready) version = reader.u32();
+            if (frame.kind === FRAME.ready) {
+              version = reader.u32();
+              build = reader.bytes().toString('latin1');
+            }
             if (frame.kind === FRAME.kept) kept.push(keptOf(frame.id, reader));
             if (frame.kind !== FRAME.allKept) continue;
             if (version !== PROTOCOL_VERSION) {
@@ -150,7 +172,7 @@ export class KeeperChannel {
             }
             socket.off('data', receive);
             socket.off('close', gone);
-            resolve(new KeeperChannel(socket, kept, parser, frames.slice(index + 1)));
+            resolve(new KeeperChannel(socket, build, kept, parser, frames.slice(index + 1)));
             return;
           }
         } catch (error) {

@@ -98,11 +98,14 @@ export class FnCallNode {
       .finally(() => this.draining.delete(pool));
   }
 
-  /** @throws RUNTIME_FNCALL_NO_POOL */
+  /** By its name, or by what `pools` calls one that nobody named; with what was so called before and runs still. @throws RUNTIME_FNCALL_NO_POOL */
   async removePool(name: string): Promise<void> {
-    const pool = this.poolNamed(name);
-    this.named.delete(name);
-    await pool.close();
+    const pools = this.named.has(name) ? this.named : this.implicit;
+    const pool = pools.get(name);
+    const removed = [...(pool === undefined ? [] : [pool]), ...[...this.draining].filter((one) => one.name === name)];
+    if (removed.length === 0) throw fail('RUNTIME_FNCALL_NO_POOL', { pool: name });
+    pools.delete(name);
+    await Promise.all(removed.map((one) => one.close()));
   }
 
   pools(): PoolView[] {

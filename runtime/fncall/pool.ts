@@ -11,6 +11,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDsecError, messageOf } from '#base';
 import { fail } from '../errors.ts';
+import type { GpuHolder } from './gpu/gpu-scheduler.ts';
 import { type PoolContainer, startContainer, within } from './pool-container.ts';
 import { type ContainerSpec, type PoolSettings, poolSettings } from './pool-spec.ts';
 
@@ -62,11 +63,13 @@ export class Pool {
   private readonly busy = new Set<PoolContainer>();
   private readonly queue: Waiting[] = [];
   private readonly ending = new Set<Promise<void>>();
-  private readonly starts = new Set<Promise<void>>();
+  /** By who waits for a graphics processor for it; the earliest first. */
+  private readonly starts = new Map<GpuHolder, Promise<void>>();
   private readonly note: (text: string) => void;
   private readonly sweep: NodeJS.Timeout;
   private readonly cleaning = new Set<PoolContainer>();
   private readonly share: PoolShare | undefined;
+  private readonly begin: typeof startContainer;
   private readonly stop = new AbortController();
   private draining = false;
   private pausedUntil = 0;
@@ -79,13 +82,20 @@ export class Pool {
   private callMs = 100;
   usedAt = Date.now();
 
-  /** @throws RUNTIME_FNCALL_POOL_OPTION */
-  constructor(name: string, spec: ContainerSpec, note: (text: string) => void, share?: PoolShare) {
+  /** `begin` makes its containers, whatever they are. @throws RUNTIME_FNCALL_POOL_OPTION */
+  constructor(
+    name: string,
+    spec: ContainerSpec,
+    note: (text: string) => void,
+    share?: PoolShare,
+    begin: typeof startContainer = startContainer,
+  ) {
     this.name = name;
     this.spec = spec;
     this.settings = poolSettings(spec.options);
     this.note = note;
     this.share = share;
+    this.begin = begin;
     this.sweep = setInterval(() => this.shrink(), Math.min(this.settings.idleMs, 5_000));
     this.sweep.unref();
     this.grow();
@@ -141,7 +151,7 @@ export class Pool {
         if (this.problem !== undefined) throw fail('RUNTIME_FNCALL_CONTAINER', { reason: this.problem });
         this.grow();
       }
-      await Promise.race([...this.starts, delay(START_PAUSE_MS)]);
+      await Promise.race([...this.starts.values(), delay(START_PAUSE_MS)]);
     }
   }
 
@@ -255,8 +265,11 @@ export class Pool {
       return;
     }
     container.onLost = () => this.lostReady(container);
-    container.setInUse(this.queue.length > 0);
-    if (container.isGpuWanted) {
+    const isAwaited = this.queue.length > 0;
+    container.setInUse(isAwaited);
+    // What was started for calls first serves one: pools that take a card from each other at each start would serve none.
+    const isFirst = isAwaited && container.tasks === 0;
+    if (!isFirst && container.isGpuWanted) {
       this.giveUp(container);
       return;
     }
@@ -309,7 +322,12 @@ export class Pool {
   }
 
   private start(): void {
-    const start = startContainer(this.spec, { owner: this, isUrgent: () => this.queue.length > 0 }, this.stop.signal)
+    // As many as calls wait are for them, the others ahead of calls.
+    const isUrgent = () => [...this.starts.keys()].indexOf(holder) < this.queue.length;
+    const holder: GpuHolder = { owner: this, isUrgent };
+    // Not before it is among the starts.
+    const start = Promise.resolve()
+      .then(() => this.begin(this.spec, holder, this.stop.signal))
       .then(
         (container) => {
           this.problem = undefined;
@@ -319,11 +337,13 @@ export class Pool {
         (error: unknown) => this.couldNotStart(error),
       )
       .finally(() => {
-        this.starts.delete(start);
+        this.starts.delete(holder);
         this.grow();
+        // What was started ahead of calls may be for one now.
+        this.spec.gpus?.makeRoom();
         this.share?.freed();
       });
-    this.starts.add(start);
+    this.starts.set(holder, start);
   }
 
   private couldNotStart(error: unknown): void {
@@ -360,7 +380,7 @@ export class Pool {
     for (const one of [...this.queue]) one.refuse(fail('RUNTIME_FNCALL_NO_POOL', { pool: this.name }));
     for (const { container } of this.ready.splice(0)) this.giveUp(container);
     for (const container of [...this.busy, ...this.cleaning]) this.giveUp(container);
-    await Promise.all([...this.starts]);
+    await Promise.all(this.starts.values());
     while (this.ending.size > 0 || this.cleaning.size > 0) await Promise.race([...this.ending, delay(20)]);
   }
 }

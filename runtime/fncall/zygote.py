@@ -161,7 +161,10 @@ def become(channel):
 
 
 def make_streams():
-    """Those of tasks, over descriptors that are pipes as theirs will be: each fork puts its own in their place before it runs anything."""
+    """
+    Those of tasks, over descriptors that are pipes as theirs will be: each fork puts its own in their place before it runs anything. Until then what
+    imported modules write goes nowhere, as nobody would read the pipe.
+    """
     global STREAMS
     ends = os.pipe()
     for number, end in enumerate(ends):
@@ -170,6 +173,10 @@ def make_streams():
     # As the locale has it, which is the task's.
     errors = sys.stdout.errors
     STREAMS = stream(0, 'r', errors=errors), stream(1, 'w', errors=errors), stream(2, 'w', errors='backslashreplace', line_buffering=True)
+    nothing = os.open('/dev/null', os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nothing, number)
+    os.close(nothing)
 
 
 def stream(fd, mode, **more):

@@ -14,6 +14,7 @@ import { OwnShell } from '../aether/shell-session.ts';
 import { fail } from '../errors.ts';
 import type { NodeNetwork } from '../network/node-network.ts';
 import { keepEnded, removeAside } from '../sandbox/end-sandbox.ts';
+import { tellingOfFullDisk } from '../sandbox/full-disk.ts';
 import { type ResidentFacts, type SandboxRecord, type SandboxTag, writeRecord } from '../sandbox/sandbox-record.ts';
 import { asideOf } from '../sandbox/sandboxes.ts';
 import type { RuntimeFolders, SandboxFolders } from '../sandbox/state-folders.ts';
@@ -61,6 +62,8 @@ export abstract class AgentSandbox implements NodeSandbox {
   private ending: SandboxEnd | undefined;
   private stopping: Promise<SandboxEnd> | undefined;
   private overdue = false;
+  /** Of a fork that has yet to go on; `over`: it does, or has ended. */
+  private held: { readonly over: Promise<void>; end(): void } | undefined;
   leftSomething = false;
   /** Nobody wants to have its changes. */
   private unwanted: boolean;
@@ -160,11 +163,17 @@ export abstract class AgentSandbox implements NodeSandbox {
     this.idle?.stop();
   }
 
-  async use<T>(work: () => Promise<T>): Promise<T> {
-    this.uses++;
-    try {
+  use<T>(work: () => Promise<T>): Promise<T> {
+    return this.useAsItIs(async () => {
       this.refuseEnded();
       if (this.isPaused) await this.resume();
+      return work();
+    });
+  }
+
+  async useAsItIs<T>(work: () => Promise<T>): Promise<T> {
+    this.uses++;
+    try {
       return await work();
     } finally {
       this.uses--;
@@ -173,10 +182,40 @@ export abstract class AgentSandbox implements NodeSandbox {
   }
 
   takeMoment(): Promise<Moment> {
+    const { folders } = this.parts;
+    return this.useAsItIs(() => this.whenFree(() => tellingOfFullDisk(folders, () => this.takeMomentNow())));
+  }
+
+  protected takeMomentNow(): Promise<Moment> {
     return Promise.reject(unsupported(this.backend.name, 'fork-memory'));
   }
 
+  async markReady(): Promise<void> {}
+
   async goOn(): Promise<void> {}
+
+  protected get isHeld(): boolean {
+    return this.held !== undefined;
+  }
+
+  /** It is a fork that stands still until `letGo`: it is in use, and what would have it go on waits. */
+  protected hold(): void {
+    let end!: () => void;
+    const over = new Promise<void>((resolve) => {
+      end = resolve;
+    });
+    this.held = { over, end };
+  }
+
+  protected letGo(): void {
+    this.held?.end();
+    this.held = undefined;
+  }
+
+  /** `work` when it is held no more, or has ended: it looks for that itself. */
+  protected whenFree<T>(work: () => Promise<T>): Promise<T> {
+    return this.held === undefined ? work() : this.held.over.then(work);
+  }
 
   exec(spec: ExecSpec): Promise<KeptCommand> {
     return this.link.start(spec);
@@ -267,7 +306,8 @@ export abstract class AgentSandbox implements NodeSandbox {
     return new IdleWatch({
       idleMs,
       marker: this.parts.places.commands,
-      isInUse: () => this.uses > 0 || this.link.isInUse || [...this.shells.values()].some(({ isBusy }) => isBusy),
+      isInUse: () =>
+        this.isHeld || this.uses > 0 || this.link.isInUse || [...this.shells.values()].some(({ isBusy }) => isBusy),
       isOff: () => this.state !== 'running',
       act: () => {
         if (idleAction === 'pause') return this.pause();
@@ -325,6 +365,7 @@ export abstract class AgentSandbox implements NodeSandbox {
     this.ending = end;
     clearTimeout(this.timer);
     this.idle?.stop();
+    this.letGo();
     this.whenEnded();
     const { detail: reason, reason: ended } = end;
     this.link.end(fail('RUNTIME_SANDBOX_GONE', { name: this.name, reason, ended }), reason);

@@ -43,13 +43,20 @@ export interface NodeSandbox extends Sandbox {
   whileStill<T>(work: (still: StandsStill) => Promise<T>): Promise<T>;
   /**
    * It as it is now, with its memory, to make others of (`CreateOptions.moment`); to be discarded when they are made. It goes on at once, or stays paused.
-   * @throws RUNTIME_UNSUPPORTED, VM_SNAPSHOT, VM_GUEST_SILENT, VM_GUEST_STUCK, RUNTIME_SANDBOX_GONE
+   * @throws RUNTIME_UNSUPPORTED, RUNTIME_NO_SPACE, VM_SNAPSHOT, VM_GUEST_SILENT, VM_GUEST_STUCK, RUNTIME_SANDBOX_GONE
    */
   takeMoment(): Promise<Moment>;
-  /** Of one that was made of a moment: what it holds runs from now on. Twice, or of any other, it is nothing. @throws VM_GUEST_SILENT, RUNTIME_SANDBOX_GONE */
+  /**
+   * Of one that was made of a moment: on record, so that it goes on whoever serves it next; it stands still as before. Twice, or of any other, it is nothing.
+   * @throws RUNTIME_RECORD_WRITE, RUNTIME_SANDBOX_GONE
+   */
+  markReady(): Promise<void>;
+  /** Of one that was made of a moment: what it holds runs from now on. Twice, or of any other, it is nothing. @throws as `markReady`, VM_GUEST_SILENT */
   goOn(): Promise<void>;
   /** While `work` goes on it is in use, and not paused when that begins. */
   use<T>(work: () => Promise<T>): Promise<T>;
+  /** While `work` goes on it is in use; one that is paused stays so. */
+  useAsItIs<T>(work: () => Promise<T>): Promise<T>;
   /** Ends it at once; nothing of it stays. */
   destroy(): Promise<void>;
   /** It goes on, and is another process's. */

@@ -30,6 +30,7 @@ import { type RuntimeFolders, runtimeFolders, type SandboxFolders, sandboxFolder
 import { BACKENDS, featuresOf } from '../sandbox-api/backend-table.ts';
 import { type Capability, needs } from '../sandbox-api/capabilities.ts';
 import { capabilitiesFor } from '../sandbox-api/limits.ts';
+import { removeMoments } from '../vm/fork/moment.ts';
 import { beginMachine, machineRecord } from '../vm/full/create-machine.ts';
 import { FULL_VM, FullVmSandbox } from '../vm/full/full-vm-sandbox.ts';
 import { openQemuDriver } from '../vm/qemu/qemu-driver.ts';
@@ -80,6 +81,8 @@ export class SandboxNode {
   private keeper: KeeperChannel | undefined;
   private opening: Promise<KeeperChannel> | undefined;
   private readonly running = new Map<string, NodeSandbox>();
+  /** How many are being made. */
+  private making = 0;
   /** By request id: creations under way. */
   private readonly creating = new Map<string, Promise<NodeSandbox>>();
   /** Name by request id, of those that have ended; their records say whether it still holds. */
@@ -202,7 +205,14 @@ export class SandboxNode {
 
   /** Once for all that ask at the same time: a second connection would take the place of the first. */
   private openKeeper(): Promise<KeeperChannel> {
-    if (this.keeper !== undefined) return Promise.resolve(this.keeper);
+    const { keeper } = this;
+    if (keeper !== undefined) {
+      if (keeper.build === this.options.agent.build || this.running.size + this.making > 0)
+        return Promise.resolve(keeper);
+      // Of another build, and what it kept for us has ended.
+      this.keeper = undefined;
+      keeper.close();
+    }
     this.opening ??= KeeperChannel.open(this.options.agent, keeperSocket(this.folders.runDir))
       .then((keeper) => {
         this.watch(keeper);
@@ -233,9 +243,20 @@ export class SandboxNode {
 
   private async createNew(options: CreateOptions): Promise<NodeSandbox> {
     const name = options.name === undefined ? randomSandboxName() : checkSandboxName(options.name);
+    const keeper = await this.openKeeper();
+    const isContainer = options.backend !== FULL_VM && options.backend !== MICROVM;
+    if (isContainer && keeper.build !== this.options.agent.build) throw fail('RUNTIME_KEEPER_BUILD', {});
+    this.making++;
+    try {
+      return await this.createWith(keeper, name, options);
+    } finally {
+      this.making--;
+    }
+  }
+
+  private async createWith(keeper: KeeperChannel, name: string, options: CreateOptions): Promise<NodeSandbox> {
     const { folders } = this;
     const places = sandboxFolders(folders, name);
-    const keeper = await this.openKeeper();
     makeLockFolder(places);
     const isMachine = options.backend === FULL_VM;
     let record = isMachine ? machineRecord(name, options) : await residentRecord(name, options, folders.stateDir);
@@ -365,6 +386,7 @@ export class SandboxNode {
     try {
       await this.network.release(record.id);
       await dismantle(record, places, this.folders, backendNamed(record.backend, this.folders.runDir));
+      await removeMoments(places.folder);
       keepEnded(record, places, end);
     } catch {
       this.reclaimLater();

@@ -8,13 +8,14 @@ import { randomBytes } from 'node:crypto';
 import { existsSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { isDsecError, messageOf } from '#base';
-import { type FileLock, lock, tryLock } from '#linux';
+import { type FileLock, isAlive, lock, tryLock } from '#linux';
 import type { Backend } from '../backend/backend.ts';
 import { backendNamed } from '../backend/choose-backend.ts';
 import { attachDisk, detachDisk, isAttached } from '../disk/sandbox-disk.ts';
 import { fail } from '../errors.ts';
 import type { SandboxEnd } from '../sandbox-api/sandbox.ts';
 import { withUpperOf } from '../vm/disk/read-upper.ts';
+import { removeMoments } from '../vm/fork/moment.ts';
 import { dismantle, keepEnded, markKept, releaseAndForget, removeAside, removeFolder } from './end-sandbox.ts';
 import { removeTree } from './remove-tree.ts';
 import { reclaimIds } from './sandbox-ids.ts';
@@ -111,6 +112,8 @@ async function putRight(
 ): Promise<SandboxRecord | undefined> {
   if (record !== undefined) {
     await dismantle(record, places, folders, backendFor(folders)(record.backend));
+    // Whoever made forks of it is gone, and all its memory is in there.
+    await removeMoments(places.folder);
     try {
       const end = lostEnd(record);
       if (end !== undefined) return keepEnded(record, places, end);
@@ -254,9 +257,9 @@ export async function lockName(name: string, places: SandboxFolders, purpose: Lo
   }
 }
 
-/** What a pool has is the pool's to end. @throws RUNTIME_SANDBOX_OF_POOL */
+/** What a pool has is the pool's to end, while there is one. @throws RUNTIME_SANDBOX_OF_POOL */
 export function refuseOfPool(record: SandboxRecord | undefined): void {
-  if (record?.pool !== undefined && record.state === 'running') {
+  if (record?.pool !== undefined && record.state === 'running' && isAlive(record.owner)) {
     throw fail('RUNTIME_SANDBOX_OF_POOL', { name: record.name, pool: record.pool });
   }
 }

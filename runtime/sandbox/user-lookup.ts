@@ -11,6 +11,8 @@ export interface ImageUser {
   readonly gid: number;
   readonly additionalGids: readonly number[];
   readonly home: string;
+  /** Of its row, where there is one. */
+  readonly name: string | undefined;
 }
 
 interface PasswdRow {
@@ -23,7 +25,8 @@ interface PasswdRow {
 interface GroupRow {
   readonly name: string;
   readonly gid: number;
-  readonly members: readonly string[];
+  /** As they are written: with commas between. */
+  readonly members: string;
 }
 
 /** A directory service's export has megabytes; more is not an account file. */
@@ -44,53 +47,77 @@ export function userFrom(passwdText: string, groupText: string, spec: string): I
   if (groupName === '' || (userText === '' && groupName !== undefined)) {
     throw fail('RUNTIME_USER', { user: spec, problem: 'write USER or USER:GROUP' });
   }
-  const passwd = parsePasswd(passwdText);
-  const byName = userText === '' ? undefined : passwd.find((row) => row.name === userText);
-  const uid = byName?.uid ?? (userText === '' ? 0 : parseId(userText));
+  const number = userText === '' ? 0 : parseId(userText);
+  const row = userRow(passwdText, userText, number);
+  const uid = row?.uid ?? number;
   if (uid === undefined) {
     throw fail('RUNTIME_USER', { user: spec, problem: `no user "${userText}" in /etc/passwd of the image` });
   }
-  const row = byName ?? passwd.find((candidate) => candidate.uid === uid);
   const home = row?.home === undefined || row.home === '' ? '/' : row.home;
-  const groups = parseGroup(groupText);
   if (groupName !== undefined) {
-    const gid = groups.find((group) => group.name === groupName)?.gid ?? parseId(groupName);
+    const gid = gidOf(groupText, groupName) ?? parseId(groupName);
     if (gid === undefined) {
       throw fail('RUNTIME_USER', { user: spec, problem: `no group "${groupName}" in /etc/group of the image` });
     }
-    return { uid, gid, additionalGids: [], home };
+    return { uid, gid, additionalGids: [], home, name: row?.name };
   }
   const gid = row?.gid ?? 0;
-  const listed =
-    row === undefined ? [] : groups.filter((group) => group.members.includes(row.name)).map((group) => group.gid);
-  return { uid, gid, additionalGids: [...new Set(listed)].filter((id) => id !== gid), home };
+  const listed = new Set<number>();
+  if (row !== undefined) for (const group of groupRows(groupText)) if (lists(group, row.name)) listed.add(group.gid);
+  listed.delete(gid);
+  return { uid, gid, additionalGids: [...listed], home, name: row?.name };
 }
 
 function readAccounts(root: string, path: string): string {
   return readFileInRoot(root, path, ACCOUNT_FILE_BYTES)?.toString('utf8') ?? '';
 }
 
-function parsePasswd(text: string): PasswdRow[] {
-  const rows: PasswdRow[] = [];
-  for (const line of text.split('\n')) {
-    const [name, , uidText, gidText, , home] = line.split(':');
+/** The first of this name, else the first of this number. */
+function userRow(text: string, name: string, uid: number | undefined): PasswdRow | undefined {
+  let byNumber: PasswdRow | undefined;
+  for (const row of passwdRows(text)) {
+    if (row.name === name) return row;
+    if (row.uid === uid) byNumber ??= row;
+  }
+  return byNumber;
+}
+
+function gidOf(text: string, name: string): number | undefined {
+  for (const group of groupRows(text)) if (group.name === name) return group.gid;
+  return undefined;
+}
+
+function lists({ members }: GroupRow, user: string): boolean {
+  return members.includes(user) && members.split(',').some((member) => member.trim() === user);
+}
+
+function* passwdRows(text: string): Generator<PasswdRow> {
+  for (const line of linesOf(text)) {
+    const [name, , uidText, gidText, , home] = line.split(':', 6);
     const uid = parseId(uidText);
     const gid = parseId(gidText);
     if (name === undefined || name === '' || uid === undefined || gid === undefined) continue;
-    rows.push({ name, uid, gid, home: home ?? '' });
+    yield { name, uid, gid, home: home ?? '' };
   }
-  return rows;
 }
 
-function parseGroup(text: string): GroupRow[] {
-  const rows: GroupRow[] = [];
-  for (const line of text.split('\n')) {
-    const [name, , gidText, members] = line.split(':');
+function* groupRows(text: string): Generator<GroupRow> {
+  for (const line of linesOf(text)) {
+    const [name, , gidText, members] = line.split(':', 4);
     const gid = parseId(gidText);
     if (name === undefined || name === '' || gid === undefined) continue;
-    rows.push({ name, gid, members: (members ?? '').split(',').map((member) => member.trim()) });
+    yield { name, gid, members: members ?? '' };
   }
-  return rows;
+}
+
+/** One after the other, without those that are empty: a guest may have written megabytes of them. */
+function* linesOf(text: string): Generator<string> {
+  for (let at = 0; at < text.length; ) {
+    const found = text.indexOf('\n', at);
+    const end = found < 0 ? text.length : found;
+    if (end > at) yield text.slice(at, end);
+    at = end + 1;
+  }
 }
 
 function parseId(text: string | undefined): number | undefined {

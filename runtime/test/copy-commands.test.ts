@@ -24,7 +24,7 @@ const result = {
   durationMs: 1,
 };
 
-it('those that run go along, with their output, and without who asked for them', () => {
+it('those that run go along, with their output, and without who asked for them', async () => {
   const from = join(folder, 'from');
   const journal = new CommandJournal(from);
   journal.begin({ ...record(1), requestId: 'asked' });
@@ -37,8 +37,8 @@ it('those that run go along, with their output, and without who asked for them',
     spool.write(0, Buffer.from(`of ${id}`));
     spool.close();
   }
-  copyRunning(from, join(folder, 'moment'));
-  copyCommands(join(folder, 'moment'), join(folder, 'fork'));
+  await copyRunning(from, join(folder, 'moment'));
+  await copyCommands(join(folder, 'moment'), join(folder, 'fork'));
   // What comes later is the source's.
   journal.begin(record(4));
   journal.close();
@@ -51,9 +51,9 @@ it('those that run go along, with their output, and without who asked for them',
   expect(fs.readdirSync(join(folder, 'fork')).sort()).toEqual(['1', 'journal']);
 });
 
-it('of a sandbox without any nothing goes along, and numbers begin at 1', () => {
-  copyRunning(join(folder, 'none'), join(folder, 'moment'));
-  copyCommands(join(folder, 'moment'), join(folder, 'fork'));
+it('of a sandbox without any nothing goes along, and numbers begin at 1', async () => {
+  await copyRunning(join(folder, 'none'), join(folder, 'moment'));
+  await copyCommands(join(folder, 'moment'), join(folder, 'fork'));
   const copied = new CommandJournal(join(folder, 'fork'));
   expect([copied.records(), copied.lastId]).toEqual([[], 0]);
 });

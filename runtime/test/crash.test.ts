@@ -14,6 +14,10 @@ import {
   stopSandbox,
   withKeptSandbox,
 } from '../index.ts';
+import { makeLockFolder } from '../node/create-sandbox.ts';
+import { writeRecord } from '../sandbox/sandbox-record.ts';
+import { sandboxFolders } from '../sandbox/state-folders.ts';
+import { machineRecord } from '../vm/full/create-machine.ts';
 import { busybox, canRun, NOTHING, Site, type Spawned } from './sandbox-fixture.ts';
 
 describe.skipIf(!canRun())('the process that runs a sandbox', () => {
@@ -278,6 +282,18 @@ describe.skipIf(!canRun())('the process that runs a sandbox', () => {
     );
     expect(seen).toEqual(['kept', ['file']]);
     await removeSandbox('late', site.folders);
+    expect(site.leftovers()).toEqual(NOTHING);
+  });
+
+  it('was making forks of a machine that has gone: of its memory nothing stays', async () => {
+    const places = sandboxFolders(site.folders, 'gone');
+    const options = { backend: 'vm', store: site.store, base, memoryBytes: 32 << 20 };
+    fs.mkdirSync(join(places.folder, 'moment-of-then/machine'), { recursive: true });
+    makeLockFolder(places);
+    writeRecord(places.record, machineRecord('gone', options), false);
+    expect(await reclaimSandboxes(site.folders)).toEqual({ removed: [], kept: ['gone'], problems: [] });
+    expect(fs.readdirSync(places.folder)).not.toContain('moment-of-then');
+    await removeSandbox('gone', site.folders);
     expect(site.leftovers()).toEqual(NOTHING);
   });
 

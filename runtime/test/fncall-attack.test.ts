@@ -1,4 +1,6 @@
 /** Tasks that want to do harm to others, at a pool that has no container to spare: what they get, and that the next one notices nothing. */
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { Image } from '#imagesvc';
 import { findAgent } from '../backend/agent-binary.ts';
@@ -40,6 +42,16 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for _ in range(8):
     if os.fork() == 0: break
 while True: time.sleep(1000)`;
+/** A module whose thread writes without end, as long as what it writes to takes it. */
+const TALKS = `import os, threading, time
+said = 0
+def talk():
+    global said
+    while True:
+        said += os.write(1, b'x' * 4096)
+        time.sleep(0.001)
+threading.Thread(target=talk, daemon=True).start()`;
+const PIPE_BYTES = 65_536;
 
 describe.skipIf(python === undefined)('tasks that attack', () => {
   const site = new Site();
@@ -48,7 +60,12 @@ describe.skipIf(python === undefined)('tasks that attack', () => {
   let image: Image;
   beforeAll(async () => {
     await site.open();
-    image = await site.image('tasks', [(tree) => fillTaskRoot(tree, python)]);
+    image = await site.image('tasks', [
+      (tree) => {
+        fillTaskRoot(tree, python);
+        writeFileSync(join(tree, python!.library, 'talkative.py'), TALKS);
+      },
+    ]);
     node = new FnCallNode({ folders: site.folders, note: (text) => notes.push(text) });
   }, TIME);
   afterAll(async () => {
@@ -99,6 +116,22 @@ describe.skipIf(python === undefined)('tasks that attack', () => {
       ]);
       expect(results[2]!.run!.stdout.length).toBe(1000);
       expect([pool(kind).state.replaced, notes]).toEqual([0, []]);
+    },
+    TIME,
+  );
+
+  it(
+    'never have a module of the interpreter that stays wait for somebody to read what it writes',
+    async () => {
+      const environment = { store: site.store, base: image };
+      const talks = node.poolFor(environment, { ceiling: 1, queueMs: 200_000, python: { imports: ['talkative'] } });
+      const said = async () => {
+        const result = await node.run(talks, { language: 'python', code: 'import talkative\nprint(talkative.said)' });
+        return Number(result.run!.stdout.toString());
+      };
+      const first = await said();
+      for (let last = first; last <= first + 2 * PIPE_BYTES; last = await said()) expect(last).toBeGreaterThan(0);
+      expect(talks.state.replaced).toBe(0);
     },
     TIME,
   );

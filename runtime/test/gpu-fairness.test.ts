@@ -115,6 +115,7 @@ describe('graphics processors that several want', () => {
     a.setInUse(false);
     expect(a.isWanted()).toBe(false);
     urgent = true;
+    site.scheduler.serve();
     expect(a.isWanted()).toBe(true);
     a.release();
     expect((await second).gpu.uuid).toBe('GPU-0');
@@ -168,7 +169,12 @@ describe('graphics processors that several want', () => {
       // It wants another one for itself too: that one comes after.
       const stop = new AbortController();
       const more = site.scheduler.take(EXCLUSIVE, stop.signal, { owner: {}, isUrgent: () => false }).catch(() => {});
+      // A start is no part of the turn, and a second call does not begin it anew.
+      site.time += 2 * TURN;
+      expect(lease.isWanted()).toBe(false);
+      lease.setInUse(true);
       site.time += TURN - 1;
+      lease.setInUse(true);
       expect(lease.isWanted()).toBe(false);
       site.time += 1;
       expect([has, lease.isWanted()]).toEqual([has, true]);
@@ -185,16 +191,76 @@ describe('graphics processors that several want', () => {
     const site = new Site([card(0), card(1), card(2)]);
     const held = [await site.take('a', EXCLUSIVE), await site.take('a', EXCLUSIVE), await site.take('b', EXCLUSIVE)];
     const more = [site.take('a', EXCLUSIVE), site.take('b', EXCLUSIVE)];
+    for (const one of held) one.setInUse(true);
     site.time += 10 * TURN;
     // Two and one: it would only be one and two then.
     expect(held.map((one) => one.isWanted())).toEqual([false, false, false]);
     const none = site.take('c', EXCLUSIVE);
-    expect(held.filter((one) => one.isWanted()).length).toBe(1);
+    // Whichever is at the end of a call first: it would do, and then no other one is wanted.
+    expect(held.map((one) => one.isWanted())).toEqual([true, true, true]);
+    held[1]!.leave();
+    expect(held.map((one) => one.isWanted())).toEqual([false, false, false]);
     await site.told();
     // The first that is free is for the pool that has none; then the other one has none.
     for (const lease of held) lease.release();
     expect((await site.told()).map((told) => told.split(' ')[0])).toEqual(['c', 'a', 'b']);
     for (const lease of [...more, none]) (await lease).release();
     expect(site.scheduler.state.map(({ tasks }) => tasks)).toEqual([0, 0, 0]);
+  });
+
+  it('come from whoever is at the end of a call first, though another call never ends', async () => {
+    const site = new Site([card(0), card(1)]);
+    const [long, short] = [await site.take('a', EXCLUSIVE), await site.take('a', EXCLUSIVE)];
+    for (const one of [long, short]) one.setInUse(true);
+    const waits = site.take('b', EXCLUSIVE);
+    site.time += TURN;
+    // Both are alike, so it is meant for the first one; that one asks nothing while its call goes on.
+    expect(short.isWanted()).toBe(true);
+    short.leave();
+    // It is left for that one: the other one stays, now or at the end of its call.
+    expect(long.isWanted()).toBe(false);
+    short.release();
+    expect((await waits).gpu.uuid).toBe('GPU-1');
+    expect(long.isWanted()).toBe(false);
+  });
+
+  it('are left by one of those that share them for each that would share one, and by all only where one is meant for it alone', async () => {
+    const site = new Site([card(0), card(1)]);
+    const held = await Promise.all(Array.from({ length: 4 }, () => site.take('a', SHARED)));
+    for (const one of held) one.setInUse(true);
+    site.time += TURN;
+    const shares = site.take('b', SHARED);
+    expect(held.map((one) => one.isWanted())).toEqual([true, true, true, true]);
+    held[3]!.leave();
+    expect(held.map((one) => one.isWanted())).toEqual([false, false, false, false]);
+    held[3]!.release();
+    expect((await shares).gpu.uuid).toBe('GPU-1');
+    site.scheduler.take(EXCLUSIVE, undefined, { owner: {}, isUrgent: () => true }).catch(() => {});
+    // To leave the second one would be no use to it: another one stays there.
+    expect(held.slice(0, 3).map((one) => one.isWanted())).toEqual([true, true, false]);
+    held[0]!.leave();
+    expect(held.slice(0, 3).map((one) => one.isWanted())).toEqual([false, true, false]);
+  });
+
+  it('are meant for whom until something changes: who asks again costs nothing', async () => {
+    const cards = Array.from({ length: 32 }, (_, index) => card(index));
+    const site = new Site(cards);
+    const held = await Promise.all(cards.map(() => site.take('a', EXCLUSIVE)));
+    for (const one of held) one.setInUse(false);
+    let asked = 0;
+    const isUrgent = () => {
+      asked++;
+      return true;
+    };
+    for (let i = 0; i < 200; i++) site.take('b', EXCLUSIVE, isUrgent);
+    asked = 0;
+    site.scheduler.serve();
+    expect(held.filter((one) => one.isWanted()).length).toBe(32);
+    // All of them for the plan, then each of those that one is meant for.
+    expect(asked).toBe(200 + 32);
+    asked = 0;
+    held[0]!.leave();
+    expect(held.filter((one) => one.isWanted()).length).toBe(31);
+    expect(asked).toBe(200 + 31);
   });
 });

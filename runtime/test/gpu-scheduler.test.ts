@@ -40,6 +40,18 @@ describe('graphics processors', () => {
     expect(parseGpus('', '')).toEqual([]);
   });
 
+  it('asks a driver that knows no divided cards again, without their mode', async () => {
+    const asks = (then: string) =>
+      `case "$*" in
+-L) echo 'GPU 0: Tesla K80 (UUID: GPU-77777777-aaaa-bbbb-cccc-000000000000)';;
+*mig.mode.current*) echo 'Field "mig.mode.current" is not a valid field to query.'; exit 2;;
+*) ${then};;
+esac`;
+    const found = await listGpus(fake(asks(`echo '0, 11441'`)));
+    expect(found.map(({ name, memoryMib }) => [name, memoryMib])).toEqual([['Tesla K80', 11441]]);
+    await expect(listGpus(fake(asks('exit 9')))).rejects.toMatchObject({ code: 'RUNTIME_GPU' });
+  });
+
   it('knows a divided card that has no instances yet, which is none to be had whole', () => {
     const list = `${CARDS}GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-55555555-aaaa-bbbb-cccc-000000000000)
 GPU 3: Tesla T4 (UUID: GPU-66666666-aaaa-bbbb-cccc-000000000000)

@@ -5,7 +5,7 @@ import { createServer, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { checkedContent, MOST_CLIPBOARD_BYTES } from '../vm/full/clipboard-file.ts';
+import { checkedContent, MOST_CLIPBOARD_BYTES, readClipboard } from '../vm/full/clipboard-file.ts';
 import { GuestClipboard } from '../vm/full/guest-clipboard.ts';
 import {
   VDAGENT,
@@ -116,6 +116,8 @@ class FakeAgent {
   capabilities = (1 << 5) | (1 << 6);
   /** Of the guest: what it gives when it is asked. */
   content: Buffer | undefined;
+  /** Of this selection it gives nothing. */
+  withheld: number | undefined;
   socket: Socket | undefined;
   readonly server: Server;
 
@@ -147,7 +149,9 @@ class FakeAgent {
     if (type === VDAGENT.capabilities && body!.readUInt32LE(0) === 1) {
       this.say(VDAGENT.capabilities, vdAgentNumbers(0, this.capabilities));
     }
-    if (type === VDAGENT.request && this.content !== undefined) {
+    if (type === VDAGENT.request && body![0] === this.withheld) {
+      this.say(VDAGENT.clipboard, Buffer.concat([body!.subarray(0, 4), vdAgentNumbers(0)]));
+    } else if (type === VDAGENT.request && this.content !== undefined) {
       this.say(VDAGENT.clipboard, Buffer.concat([body!, this.content]));
     }
   }
@@ -230,6 +234,50 @@ describe('the clipboard of a guest', () => {
     await until('it is offered', () => grabs().length > 0);
     expect(grabs()[0]).toEqual(vdAgentNumbers(0, 1));
     expect(agent.connections).toBeGreaterThan(2);
+  });
+
+  it('loses nothing that is put there while another change is being written', async () => {
+    await open().set('clipboard', { type: 'text/plain', bytes: Buffer.from('first') });
+    const inside = clipboard as unknown as { saving: Promise<void>; offered: Map<string, unknown> };
+    let write!: () => void;
+    inside.saving = new Promise((resolve) => {
+      write = resolve;
+    });
+    const put = clipboard.set('primary', { type: 'text/plain', bytes: Buffer.from('second') });
+    agent.offer(1);
+    await until('the guest has offered', () => inside.offered.has('clipboard'));
+    write();
+    await put;
+    await inside.saving;
+    expect([...readClipboard(join(folder, 'clipboard.json'))]).toEqual([
+      ['primary', { type: 'text/plain', bytes: Buffer.from('second'), isGuests: false }],
+    ]);
+  });
+
+  it('keeps of what the guest offers all that it gives', async () => {
+    expect(await open().get('clipboard', 'text/plain')).toBeUndefined();
+    agent.content = Buffer.from('selected');
+    agent.withheld = 0;
+    agent.offer(1);
+    agent.say(VDAGENT.grab, vdAgentNumbers(1, 1));
+    await until('both are offered', async () => (await clipboard.get('primary', 'text/plain')) !== undefined);
+    await clipboard.keep();
+    expect([...readClipboard(join(folder, 'clipboard.json'))]).toEqual([
+      ['primary', { type: 'text/plain', bytes: Buffer.from('selected'), isGuests: true }],
+    ]);
+  });
+
+  it('leaves nothing of what cannot be kept, and says so', async () => {
+    await open().set('clipboard', { type: 'text/plain', bytes: Buffer.from('kept') });
+    const file = join(folder, 'clipboard.json');
+    fs.rmSync(file);
+    // It takes the place of no folder.
+    fs.mkdirSync(file);
+    const put = clipboard.set('primary', { type: 'text/plain', bytes: Buffer.from('lost') });
+    await expect(put).rejects.toMatchObject({ code: 'RUNTIME_RECORD_WRITE', http: 507 });
+    expect(fs.readdirSync(folder).sort()).toEqual(['clipboard.json', 'port']);
+    expect(await clipboard.get('primary', 'text/plain')).toBeUndefined();
+    expect(String(await clipboard.get('clipboard', 'text/plain'))).toBe('kept');
   });
 
   it('has lines as its guest has them', async () => {

@@ -4,6 +4,7 @@ import * as fs from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { userFrom } from '../sandbox/user-lookup.ts';
 import type { ExecSpec } from '../sandbox-api/exec.ts';
 import { GuestRefusal } from '../vm/full/guest-agent.ts';
 import { type GuestCommandHost, guestCommand } from '../vm/full/guest-command.ts';
@@ -106,6 +107,29 @@ describe.skipIf(!canRun)('a command of a guest', () => {
     expect(String((await execute(found!, more, guests.setpriv!)).out)).toBe('-y:2\n');
   });
 
+  it('is refused when its guest says a word that is none, whatever that is the name of', async () => {
+    for (const word of ['constructor /bin/x', '__proto__', 'toString', '']) {
+      const ask: GuestCommandHost['agent']['ask'] = async (command) =>
+        command === 'guest-exec'
+          ? { pid: 1 }
+          : { exited: true, exitcode: 0, 'out-data': Buffer.from(word).toString('base64') };
+      const asked = guestCommand({ ...hostOf('/none'), agent: { ask } }, { args: ['true'], cwd: '/' });
+      await expect(asked, word).rejects.toMatchObject({ code: 'VM_GUEST_AGENT' });
+    }
+  });
+
+  it('reads no more of its accounts than any guest has', async () => {
+    const limits: (number | undefined)[] = [];
+    const files: GuestCommandHost['files'] = {
+      async read(path, limitBytes) {
+        limits.push(limitBytes);
+        return Buffer.from(path === '/etc/passwd' ? PASSWD : GROUP);
+      },
+    };
+    await guestCommand({ ...hostOf(guests.setpriv!), files }, { args: ['true'], user: 'nobody' });
+    expect(limits).toEqual([4 << 20, 4 << 20]);
+  });
+
   it('is refused before it begins, each with its reason', async () => {
     const refused: readonly [string, Partial<ExecSpec>, string][] = [
       ['setpriv', { user: 'nobody-here' }, 'RUNTIME_USER'],
@@ -133,4 +157,27 @@ describe.skipIf(!canRun)('a command of a guest', () => {
       params: { tools: '/bin/sh' },
     });
   });
+});
+
+it('accounts are those of the first row that has the name, else the number', () => {
+  const passwd =
+    '\n\nbad:x:-:1::/bad:\n:x:7:7::/none:\none:x:7:8::/one:/bin/sh:more\ntwo:x:7:9::/two:\n7:x:10:11\none:x:12:13::/later:';
+  const group = '\nodd:x\nothers:x:20: one ,two\nnone:x:21:oneself\nagain:x:20:one\nown:x:8:one\nothers:x:30:\n';
+  const one = { uid: 7, gid: 8, additionalGids: [20], home: '/one', name: 'one' };
+  expect(userFrom(passwd, group, 'one')).toEqual(one);
+  expect(userFrom(passwd, group, '007')).toEqual(one);
+  expect(userFrom(passwd, group, 'one:others')).toEqual({ ...one, gid: 20, additionalGids: [] });
+  // A number that is a name.
+  expect(userFrom(passwd, group, '7')).toEqual({ uid: 10, gid: 11, additionalGids: [], home: '/', name: '7' });
+  expect(userFrom(passwd, group, '99:21')).toEqual({
+    uid: 99,
+    gid: 21,
+    additionalGids: [],
+    home: '/',
+    name: undefined,
+  });
+  expect(userFrom('', '', '')).toEqual({ uid: 0, gid: 0, additionalGids: [], home: '/', name: undefined });
+  for (const user of ['bad', 'one:odd', 'one:', ':1', '4294967295']) {
+    expect(() => userFrom(passwd, group, user), user).toThrow(expect.objectContaining({ code: 'RUNTIME_USER' }));
+  }
 });

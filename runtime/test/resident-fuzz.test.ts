@@ -2,6 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import * as fs from 'node:fs';
 import { connect } from 'node:net';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { cgroupTrees } from '../aether/agent-channel.ts';
@@ -34,6 +35,32 @@ function random(seed: number) {
     bytes: (n: number) => Buffer.from(Array.from({ length: n }, () => next() & 255)),
   };
 }
+
+describe.skipIf(agent === undefined)('a keeper of another build', () => {
+  it('gives way when it keeps nothing, and stays as long as it does', async () => {
+    const folder = fs.mkdtempSync(join(tmpdir(), 'dsec-keeper-'));
+    const socket = join(folder, 'keeper.sock');
+    const other = { ...agent!, build: 'another' };
+    try {
+      const first = await KeeperChannel.open(agent!, socket);
+      expect(first.build).toBe(agent!.build);
+      const id = await first.hold('one', join(folder, 'lock'));
+      const same = await KeeperChannel.open(other, socket);
+      expect(same.kept.map(({ name }) => name)).toEqual(['one']);
+      same.forget(id!);
+      same.close();
+      // The program is the same here, so its build is too: that another one answers is told by what it keeps.
+      await expect.poll(async () => (await KeeperChannel.find(socket)) === undefined, { timeout: 30_000 }).toBe(true);
+      const idle = await KeeperChannel.open(agent!, socket);
+      const fresh = await KeeperChannel.open(other, socket);
+      await idle.closed;
+      expect(fresh.kept).toEqual([]);
+      fresh.close();
+    } finally {
+      fs.rmSync(folder, { recursive: true });
+    }
+  });
+});
 
 describe('the host', () => {
   it('bears whatever is said of connections and watches', async () => {

@@ -4,6 +4,9 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { expect, it } from 'vitest';
 import { processIdentity, tryLock } from '#linux';
+import { findAgent } from '../backend/agent-binary.ts';
+import type { PoolEnvironment } from '../fncall/pool-spec.ts';
+import { FnCallNode } from '../index.ts';
 import { type SandboxRecord, writeRecord } from '../sandbox/sandbox-record.ts';
 import { listSandboxes, removeSandbox } from '../sandbox/sandboxes.ts';
 import { runtimeFolders, sandboxFolders } from '../sandbox/state-folders.ts';
@@ -51,3 +54,22 @@ it.skipIf(process.geteuid?.() !== 0)('is listed with its pool, and neither stopp
     rmSync(root, { recursive: true, force: true });
   }
 });
+
+it.skipIf(process.geteuid?.() !== 0 || findAgent() === undefined)(
+  'goes with its pool, which is found by what it is listed as also where nobody named it',
+  async () => {
+    const node = new FnCallNode();
+    const environment = { store: { url: 'file:///none' }, base: { name: 'web:1' } } as PoolEnvironment;
+    const { name, spec } = node.poolFor(environment);
+    // What its containers have on record.
+    expect(spec.pool).toBe(name);
+    expect(node.pools().map((one) => [one.name, one.implicit])).toEqual([[name, true]]);
+    await node.definePool(name, environment, { ceiling: 3 });
+    await node.removePool(name);
+    expect(node.pools().map((one) => [one.name, one.implicit])).toEqual([[name, true]]);
+    await node.removePool(name);
+    expect(node.pools()).toEqual([]);
+    await expect(node.removePool(name)).rejects.toMatchObject({ code: 'RUNTIME_FNCALL_NO_POOL' });
+    await node.close();
+  },
+);

@@ -8,6 +8,7 @@ import type { NodeSandbox } from '../node/node-sandbox.ts';
 import { sandboxFolders } from '../sandbox/state-folders.ts';
 import type { ExecHandle } from '../sandbox-api/exec.ts';
 import type { Moment } from '../vm/fork/moment.ts';
+import { vmPlaces } from '../vm/vm-places.ts';
 import { tcp } from './network-inside.ts';
 import { NetworkSite } from './network-site.ts';
 import { hasNetworkTools } from './network-tools.ts';
@@ -67,7 +68,16 @@ describe.skipIf(!canRunVms() || !hasNetworkTools())('forks with memory', { timeo
       const early = forks[0]!.command(drawing.id);
       await early.write(Buffer.from('two\n'));
       expect(await drawnBy(early)).toBe(37);
+      // Whoever would have it go on waits.
+      let isPacked = false;
+      const packed = forks[0]!.whileStill(async ({ upper }) => {
+        isPacked = true;
+        return fs.readFileSync(join(upper, 'work-kept'), 'utf8');
+      });
+      await Promise.all(forks.map((one) => one.markReady()));
+      expect([isPacked, await drawnBy(early)]).toEqual([false, 37]);
       await Promise.all(forks.map((one) => one.goOn()));
+      expect(await packed).toBe('on disk\n');
     } finally {
       await moment.discard();
     }
@@ -173,6 +183,9 @@ describe.skipIf(!canRunVms() || !hasNetworkTools())('forks with memory', { timeo
   });
 
   it('leave nothing', async () => {
+    // Others of this machine have theirs.
+    const memories = all.node.list().map(({ facts }) => vmPlaces(all.site.folders.runDir, facts.id).memoryFile);
+    expect(memories.filter((path) => fs.existsSync(path)).length).toBeGreaterThan(0);
     for (const one of all.node.list()) await one.stop({ timeMs: 0 });
     for (const name of [box.name, 'left', 'right']) await all.node.remove(name);
     expect(linksNamed('dsv')).toEqual([]);
@@ -180,6 +193,6 @@ describe.skipIf(!canRunVms() || !hasNetworkTools())('forks with memory', { timeo
     // The network's own, which goes with the service.
     expect(mounts.filter((one) => !one.endsWith('/network/bpf'))).toEqual([]);
     expect(others).toMatchObject({ folders: [], cgroups: [] });
-    expect(fs.readdirSync('/dev/shm').filter((one) => one.startsWith('dsec-vm-'))).toEqual([]);
+    expect(memories.filter((path) => fs.existsSync(path))).toEqual([]);
   });
 });

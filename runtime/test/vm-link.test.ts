@@ -6,7 +6,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { FRAME, frameBytes, PayloadWriter, PROTOCOL_VERSION } from '../backend/agent-wire.ts';
-import { GuestLink } from '../vm/guest/guest-link.ts';
+import { freezeCommands } from '../vm/guest/freeze-commands.ts';
+import { GUEST_COMMANDS } from '../vm/guest/guest-groups.ts';
+import { GuestFailure, GuestLink } from '../vm/guest/guest-link.ts';
+import { guestWork } from '../vm/guest/guest-order.ts';
 import { PACKET, type Packet, PacketParser, packetBytes } from '../vm/guest/packets.ts';
 import { until } from './resident-fixture.ts';
 
@@ -222,6 +225,25 @@ describe('the link to a guest', { timeout: 120_000 }, () => {
     link.close();
   });
 
+  it('hears nothing while it is held back, over another connection too, and all of it then', async () => {
+    const seen: number[] = [];
+    const link = open(seen);
+    guest.say(1);
+    await until('it is open', () => seen.length === 1);
+    link.holdBack();
+    guest.say(2);
+    link.toAgent(50, 9);
+    await until('the guest has heard', () => guest.got.length === 1);
+    link.reconnect();
+    await until('it is connected anew', () => guest.connections === 2);
+    guest.say(3);
+    expect(seen).toEqual([1]);
+    link.hear();
+    await until('all has come', () => seen.length === 3 && guest.pending === 0);
+    expect([seen, guest.got]).toEqual([[1, 2, 3], [9]]);
+    link.close();
+  });
+
   it('finds packets in any stream, cut anywhere', () => {
     const below = random(3);
     for (let round = 0; round < 300; round++) {
@@ -245,5 +267,27 @@ describe('the link to a guest', { timeout: 120_000 }, () => {
         sent.map(({ number, payload }) => [number, payload.length]),
       );
     }
+  });
+});
+
+describe('commands of a guest that are to stand still', () => {
+  const file = `${GUEST_COMMANDS}/cgroup.freeze`;
+
+  it.each([
+    ['what is written', 1],
+    ['what is read', 2],
+  ])('go on when %s fails: what they were told may be done late', async (_what, failing) => {
+    const told: Buffer[] = [];
+    const late = new GuestFailure(5);
+    const work = async (payload: Buffer) => {
+      told.push(payload);
+      // As of a guest that does not answer: nothing more is waited for.
+      if (told.length === failing) throw late;
+      if (told.length > failing) return new Promise<Buffer>(() => {});
+      return Buffer.alloc(0);
+    };
+    await expect(freezeCommands({ work }, 'one')).rejects.toBe(late);
+    expect([told[0], told.at(-1)]).toEqual([guestWork.write(file, '1'), guestWork.write(file, '0')]);
+    expect(told.length).toBe(failing + 1);
   });
 });

@@ -10,8 +10,48 @@ import { findTool } from '../disk/disk-image.ts';
 import { type SandboxFolders, sandboxFolders } from '../sandbox/state-folders.ts';
 import { keepCompact } from '../vm/disk/keep-compact.ts';
 import { attachUpper, checkUpper, forgetUpper } from '../vm/disk/read-upper.ts';
+import { closedOnce, withEach } from '../vm/disk/upper-disk.ts';
 import { until } from './resident-fixture.ts';
 import { canRun } from './sandbox-fixture.ts';
+
+describe('disks that are served no more', () => {
+  const late = Object.assign(new Error('the kernel does not let go'), { code: 'UBLK_TIMEOUT' });
+
+  it('stay open while the kernel has them, and are closed when it is asked for again', async () => {
+    let closes = 0;
+    const closed = closedOnce(async () => {
+      closes++;
+    });
+    await expect(closed(() => Promise.reject(late))).rejects.toBe(late);
+    expect(closes).toBe(0);
+    await closed(async () => {});
+    await closed(() => Promise.reject(new Error('it was ended before')));
+    expect(closes).toBe(1);
+  });
+
+  it('are closed when their end has failed otherwise', async () => {
+    let closes = 0;
+    const closed = closedOnce(async () => {
+      closes++;
+    });
+    for (let asked = 0; asked < 2; asked++)
+      await expect(closed(() => Promise.reject(new Error('no')))).rejects.toThrow('no');
+    expect(closes).toBe(1);
+  });
+
+  it('are ended all, whichever of them fails', async () => {
+    const ended: number[] = [];
+    const work = async (one: number) => {
+      ended.push(one);
+      if (one === 1) throw new Error('no');
+      if (one === 2) throw late;
+    };
+    await expect(withEach([1, 2, 3], work)).rejects.toBe(late);
+    await expect(withEach([1, 3], work)).rejects.toThrow('no');
+    await withEach([3], work);
+    expect(ended).toEqual([1, 2, 3, 1, 3, 3]);
+  });
+});
 
 const mkfs = findTool('mkfs.ext4');
 if (mkfs === undefined) console.log('skipped: mkfs.ext4 is not installed');

@@ -90,7 +90,7 @@ export async function createVm(parts: CreateVmParts): Promise<MadeVm> {
     await makeExt4Disk(stateDir, upperDiskFolder(places.folder), record.limits?.diskBytes ?? DEFAULT_DISK_BYTES);
     if (dockerDiskBytes !== undefined) await makeExt4Disk(stateDir, dockerDiskFolder(places.folder), dockerDiskBytes);
   } else {
-    copyCommands(commandsOf(moment.folder), places.commands);
+    await copyCommands(commandsOf(moment.folder), places.commands);
     await makeForkedDisks(moment.folder, places.folder);
   }
   const disks = await serveDisks(places.folder, machine, driver.features.nbd);

@@ -222,9 +222,12 @@ export class VmPausing {
       this.saving = true;
       try {
         await host.guest.settled();
+        // What its agent tells then is on record when all that was before is stored.
+        host.guest.holdBack();
         saved = await save(vm);
         host.refuseEnded();
       } finally {
+        host.guest.hear();
         this.saving = false;
         await vm.cont().catch(() => {});
         await thawCommands(host.guest).catch(() => {});

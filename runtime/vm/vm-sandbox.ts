@@ -65,8 +65,6 @@ export class VmSandbox extends AgentSandbox {
   private changing: Promise<unknown> = Promise.resolve();
   private killing = false;
   private isStarted = false;
-  /** A fork that has yet to go on. */
-  private isHeld = false;
   /** Copies of its changes, one after the other. */
   private packing: Promise<unknown> = Promise.resolve();
   private readonly over = new AbortController();
@@ -116,7 +114,7 @@ export class VmSandbox extends AgentSandbox {
     }
     if (parts.fork !== undefined) {
       this.isStarted = true;
-      this.isHeld = true;
+      this.hold();
       this.link.stand().catch(() => {});
       this.become(parts.vm!, parts.fork).then(
         () => this.noteReady.resolve(),
@@ -132,17 +130,21 @@ export class VmSandbox extends AgentSandbox {
     failPoint('fork-become');
   }
 
-  override async goOn(): Promise<void> {
-    if (!this.isHeld) return;
-    await this.resume();
+  override async markReady(): Promise<void> {
     this.refuseEnded();
+    if (!this.isHeld || this.record.vm!.isReady === true) return;
     this.note({ stoodMs: Math.round(this.link.stoodMs()) }, { vm: { ...this.record.vm!, isReady: true } });
-    await Promise.all([this.guest.work(guestWork.clock()), thawCommands(this.guest)]);
-    this.isHeld = false;
-    this.link.go();
   }
 
-  override async takeMoment(): Promise<Moment> {
+  override async goOn(): Promise<void> {
+    await this.markReady();
+    if (!this.isHeld) return;
+    await Promise.all([this.guest.work(guestWork.clock()), thawCommands(this.guest)]);
+    this.link.go();
+    this.letGo();
+  }
+
+  protected override async takeMomentNow(): Promise<Moment> {
     const { places, disks, driver } = this.vmParts;
     this.refuseEnded();
     const { vm, mountPoints, network } = this.record;
@@ -177,7 +179,7 @@ export class VmSandbox extends AgentSandbox {
   }
 
   pause(): Promise<PauseReport> {
-    return this.pausing.pause();
+    return this.whenFree(() => this.pausing.pause());
   }
 
   resume(): Promise<void> {
@@ -189,9 +191,11 @@ export class VmSandbox extends AgentSandbox {
    * Which files were open for writing nobody has looked up.
    */
   whileStill<T>(work: (still: StandsStill) => Promise<T>): Promise<T> {
-    const packed = this.packing.then(() => this.packNow(work));
-    this.packing = packed.catch(() => {});
-    return packed;
+    return this.whenFree(() => {
+      const packed = this.packing.then(() => this.packNow(work));
+      this.packing = packed.catch(() => {});
+      return packed;
+    });
   }
 
   private async packNow<T>(work: (still: StandsStill) => Promise<T>): Promise<T> {

@@ -26,8 +26,8 @@ const put = (bench: string, ratio: number, cores = 2) => {
   };
   writeFileSync(join(root, `bench/results/${bench}.json`), JSON.stringify(result));
 };
-const report = async () => {
-  const path = await writeReport(root, async (name: string) => ({ about: `what ${name} measures` }));
+const report = async (verb = 'measures') => {
+  const path = await writeReport(root, async (name: string) => ({ about: `what ${name} ${verb}` }));
   return readFileSync(join(root, path), 'utf8');
 };
 
@@ -48,4 +48,6 @@ test('what was not measured again keeps what the page says; what is no more goes
   expect(second).toContain('\n## two\n\nWhat two measures. Against a peer; 3 runs.\n');
   expect(second).toContain('On: CPU, 2 cores, 2 GiB, Linux 6.1, Node 20; CPU, 4 cores, 2 GiB, Linux 6.1, Node 20.\n');
   expect(second).not.toContain('three');
+  // Another thing is measured under that name now.
+  expect(await report('counts')).not.toContain('two');
 });

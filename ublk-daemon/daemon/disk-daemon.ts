@@ -184,9 +184,9 @@ export class DiskDaemon {
       try {
         await this.#save();
       } catch (error) {
-        this.#entries.delete(name);
-        await attachment.detach(GRACE_MS).catch(() => {});
-        await source.target.close().catch(() => {});
+        entry.state = 'detaching';
+        await this.#end(entry).catch((late: unknown) => this.#remain(entry, late));
+        if (entry.disk === undefined) this.#entries.delete(name);
         throw error;
       }
       this.#options.log('info', 'attached', { disk: name, at, way: way.name });

@@ -12,10 +12,11 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { CountedTarget } from '../daemon/counted-target.ts';
 import { type DaemonOptions, DiskDaemon } from '../daemon/disk-daemon.ts';
 import { DiskTable } from '../daemon/disk-table.ts';
+import { type Attachment, WAYS_OUT } from '../daemon/way-out.ts';
 import { createNamedDisk } from '../disks.ts';
 import { fail } from '../errors.ts';
 import { immediateOf } from '../target/capabilities.ts';
@@ -294,6 +295,58 @@ describe('the daemon', () => {
     expect(await daemon.detach('a')).toEqual({ name: 'a', state: 'detached' });
     expect(daemon.list()).toEqual([]);
     expect(JSON.parse(readFileSync(join(folder, 'state/table.json'), 'utf8')).disks).toEqual([]);
+    await daemon.close();
+  });
+});
+
+describe('an attachment that cannot be put on record', () => {
+  const failsToAttach = async (daemon: DiskDaemon, change: (attachment: Attachment) => void = () => {}) => {
+    const way = WAYS_OUT.nbd!;
+    const attach = way.attach.bind(way);
+    // In the way of the table: no file takes a folder's place.
+    const table = join(folder, 'state/table.json');
+    rmSync(table, { force: true });
+    mkdirSync(table);
+    const attached = vi.spyOn(way, 'attach').mockImplementationOnce(async (...args) => {
+      const attachment = await attach(...args);
+      change(attachment);
+      return attachment;
+    });
+    try {
+      await expect(daemon.attach({ name: 'a', kind: 'disk', way: 'nbd' })).rejects.toMatchObject({
+        code: 'UBLKD_TABLE_WRITE',
+      });
+    } finally {
+      attached.mockRestore();
+      rmSync(table, { recursive: true });
+    }
+  };
+
+  test('is undone', async () => {
+    await createNamedDisk('a', { sizeBytes: MIB }, join(folder, 'disks'));
+    const daemon = await start();
+    await failsToAttach(daemon);
+    expect(daemon.list()).toEqual([]);
+    expect((await daemon.attach({ name: 'a', kind: 'disk', way: 'nbd' })).created).toBe(true);
+    await daemon.close({ detach: true });
+  });
+
+  test('is kept where the kernel does not let go of it: open, in the list, and detached when that is asked for', async () => {
+    await createNamedDisk('a', { sizeBytes: MIB }, join(folder, 'disks'));
+    const daemon = await start();
+    const late = fail('UBLK_TIMEOUT', { command: 'STOP_DEV', id: 3, seconds: 60 });
+    let letGo!: () => void;
+    await failsToAttach(daemon, (attachment) => {
+      const detach = attachment.detach.bind(attachment);
+      attachment.detach = () => Promise.reject(late);
+      letGo = () => {
+        attachment.detach = detach;
+      };
+    });
+    expect(daemon.view('a')).toMatchObject({ state: 'failed', problem: late.message });
+    letGo();
+    expect(await daemon.detach('a')).toEqual({ name: 'a', state: 'detached' });
+    expect(daemon.list()).toEqual([]);
     await daemon.close();
   });
 });

@@ -1,5 +1,5 @@
 /** `dsec pack-diff`: an image of what a sandbox changed. */
-import { humanSize } from '#base';
+import { humanSize, isDsecError } from '#base';
 import { CODEC_NAMES, type CodecName } from '#converter';
 import { listSandboxes, removeSandbox } from '#runtime';
 import { fail } from '../../errors.ts';
@@ -95,8 +95,18 @@ export const definition: CommandDefinition = {
 /** This command is for sandboxes of this machine, whatever context is current; its namesake below `sandbox` is for a cluster's. @throws SANDBOX_ELSEWHERE */
 function refuseOfCluster(sandbox: string, context: Context): void {
   if (listSandboxes().some(({ name }) => name === sandbox)) return;
-  const { currentContext } = endpointOf(context) ?? {};
+  const currentContext = currentContextOf(context);
   if (currentContext !== undefined) throw fail('SANDBOX_ELSEWHERE', { name: sandbox, context: currentContext });
+}
+
+/** One that cannot be read changes nothing for what is on this machine. */
+function currentContextOf(context: Context): string | undefined {
+  try {
+    return endpointOf(context)?.currentContext;
+  } catch (error) {
+    if (isDsecError(error)) return undefined;
+    throw error;
+  }
 }
 
 /** The runtime service has it. */

@@ -49,16 +49,25 @@ export function addCopy(command: Command, context: Context): void {
         await requireSource(source);
         const into = await isFolder(client, target.name, target.path);
         const path = into ? `${target.path.replace(/\/+$/, '')}/${lastName(source)}` : target.path;
-        if (verify) return sendFile(client, target.name, source, path);
+        if (verify) return onMachinePath(source, () => sendFile(client, target.name, source, path));
         const send = () =>
           client.isRemote
             ? sendTree(client, target.name, source, path, notes)
             : client.copy(target.name, 'upload', source, path);
-        if (!(await stat(source)).isFile()) return send();
-        return orElse(send, () => sendWhole(client, target.name, source, path));
+        return onMachinePath(source, async () =>
+          (await leadsToFile(source)) ? orElse(send, () => sendWhole(client, target.name, source, path)) : send(),
+        );
       }
       throw fail('SANDBOX_COPY', { from, to });
     });
+}
+
+/** A link may lead nowhere, and is copied all the same. */
+function leadsToFile(path: string): Promise<boolean> {
+  return stat(path).then(
+    (found) => found.isFile(),
+    () => false,
+  );
 }
 
 /** A whole machine has no more than single files, read and written at one go. */

@@ -38,7 +38,8 @@ function addUpdate(command: Command, context: Context): void {
       const { json, ...given } = options;
       const changes = limitChangesOf(given, program);
       const client = sandboxClient(context);
-      for (const name of names) {
+      for (const named of names) {
+        const name = await client.wholeId(named);
         const limits = await client.update(name, changes);
         if (json) await output.json({ name, limits });
         else await output.line(`${name}: ${limitNames(limits)}`);

@@ -28,8 +28,10 @@ export function addPauseCommands(command: Command, context: Context): void {
     .argument('<names...>', 'as `dsec sandbox ls` shows them')
     .action(async (names: string[], options: JsonOption) => {
       const reports: ({ readonly name: string } & PauseReport)[] = [];
-      for (const name of names) {
-        const report = { name, ...(await sandboxClient(context).pause(name)) };
+      const client = sandboxClient(context);
+      for (const named of names) {
+        const name = await client.wholeId(named);
+        const report = { name, ...(await client.pause(name)) };
         reports.push(report);
         if (!options.json) await output.line(`${name}: ${pauseText(report)}`);
       }
@@ -45,11 +47,15 @@ export function addPauseCommands(command: Command, context: Context): void {
   withJson(resume)
     .argument('<names...>', 'as `dsec sandbox ls` shows them')
     .action(async (names: string[], options: JsonOption) => {
-      for (const name of names) {
-        await sandboxClient(context).resume(name);
+      const client = sandboxClient(context);
+      const resumed: string[] = [];
+      for (const named of names) {
+        const name = await client.wholeId(named);
+        await client.resume(name);
+        resumed.push(name);
         if (!options.json) await output.line(`${name}: running`);
       }
-      if (options.json) await output.json({ resumed: names });
+      if (options.json) await output.json({ resumed });
     });
 
   const fork = withExamples(

@@ -116,7 +116,8 @@ export const definition: CommandDefinition = {
         const { time } = options;
         const timeMs = parseDuration('--time', /^\d+$/.test(time) ? `${time}s` : time);
         const client = sandboxClient(context);
-        const stop = async (name: string) => {
+        const stop = async (named: string) => {
+          const name = await client.wholeId(named, 'else');
           const resident = client.isRemote ? undefined : residentNamed(name);
           if (client.isRemote || resident !== undefined) {
             const end = await client.stop(name, timeMs);
@@ -143,13 +144,17 @@ export const definition: CommandDefinition = {
       .option('-f, --force', 'those that run too: ended with SIGKILL')
       .action(async (names: string[], options: JsonOption & { readonly force?: boolean }) => {
         const client = sandboxClient(context);
-        const remove = async (name: string) => {
+        const removed: string[] = [];
+        const remove = async (named: string) => {
+          // Names of those that have ended may be taken again: what is meant has to be said.
+          const name = await client.wholeId(named, 'also');
           if (client.isRemote || (options.force === true && residentNamed(name) !== undefined))
             await client.remove(name, options.force ?? false);
           else await (options.force === true ? forceRemoveSandbox(name) : removeSandbox(name));
+          removed.push(name);
           if (!options.json) await output.line(`${name}: removed`);
         };
-        const removed = await eachNamed(names, remove, context, options);
+        await eachNamed(names, remove, context, options);
         if (options.json) await output.json({ removed });
       });
     withApi(command, context);
@@ -193,7 +198,7 @@ function residentNamed(name: string): Listed | undefined {
 
 /** Of a cluster's, `resident` is undefined. Changes of a whole machine are on its disk, and cannot be packed. */
 function whatStays(name: string, resident: Listed | undefined): string {
-  if (resident === undefined) return 'dsec sandbox rm removes what it changed';
+  if (resident === undefined) return `dsec sandbox rm ${name} removes what it changed`;
   if (resident.machine !== undefined) return `its disk stays until dsec sandbox rm ${name}`;
   return `its changes stay: dsec pack-diff ${name}, or dsec sandbox rm ${name}`;
 }

@@ -19,6 +19,7 @@ interface Options extends StoreOption, ApiOptionValues {
   readonly id?: string;
   readonly label?: string[];
   readonly gpu?: string[];
+  readonly gpuInstances?: string;
   readonly capacity?: string;
   readonly reserve?: string;
   readonly pressure?: string;
@@ -48,6 +49,7 @@ export function addServeAll(serve: Command, context: Context): void {
       'of the edge: a graphics processor; once for each (default: as nvidia-smi says)',
       repeated,
     )
+    .option('--gpu-instances <who>', 'of the edge: who gets the instances of divided ones (MIG): tasks or sandboxes')
     .option('--capacity <amounts>', 'of the edge: cpus=N,memory=SIZE,disk=SIZE,gpus=N,sandboxes=N')
     .option('--reserve <shares>', 'of the edge: memory=0.05,disk=0.05: with less free it takes nothing')
     .option('--pressure <shares>', 'of the edge: cpu=1,memory=0.5,io=0.95: pressed harder it takes nothing')
@@ -78,6 +80,7 @@ export function addServeAll(serve: Command, context: Context): void {
           ...drain,
           ...given([
             ['--id', options.id],
+            ['--gpu-instances', options.gpuInstances],
             ['--capacity', options.capacity],
             ['--reserve', options.reserve],
             ['--pressure', options.pressure],

@@ -3,10 +3,11 @@
  * as `perGpu` have it together; one that is had exclusively is shared with nobody, and the other way round.
  *
  * - Who waits is looked at in this order: those that calls wait for before those that are made ahead of calls; whose pool has the fewest; who came first.
- * - For each one is meant, of those that it could have: a free one, or the one that will be free soonest as far as can be told. Who comes later may have any
- *   other one. So many small ones do not keep out one that wants a card for itself, and that one keeps nobody from what it cannot use itself.
- * - Whoever holds one asks whether it is wanted (`GpuLease.isWanted`). One that is not in use is when a call of another pool waits for it. One
- *   in use is at the end of its turn, when the other pool has none, or is at least two behind: one pool's calls without end do not keep out another's.
+ * - For each one is meant, of those that it could have: a free one, one that is being left, or the one that will be free soonest as far as can be told. Who
+ *   comes later may have any other one. So many small ones do not keep out one that wants a card for itself, and that one keeps nobody from what it cannot use itself.
+ * - Whoever holds one asks whether it is wanted (`GpuLease.isWanted`). One that is not in use is when it is meant for a call of another pool. One in use is at the
+ *   end of its turn, which begins with its first call, when it would do for a call of a pool that has none, or at least two fewer, and that nothing is being left
+ *   for: so one pool's calls without end do not keep out another's, nor does one that is long where others are short.
  */
 import { fail } from '../../errors.ts';
 import type { Gpu } from './nvidia-smi.ts';
@@ -32,7 +33,7 @@ export interface GpuLease {
   readonly gpu: Gpu;
   /** What programs in it see. */
   readonly env: Readonly<Record<string, string>>;
-  /** Whether it does something for a call; at first it does. */
+  /** Whether it does something for a call. At first it is in use, for a start; its turn begins when this says so. */
   setInUse(inUse: boolean): void;
   /** Whether it should be given back, for another pool. Not again once `leave` was called. */
   isWanted(): boolean;
@@ -46,7 +47,7 @@ export interface GpuSchedulerOptions {
   readonly perGpu?: number;
   readonly waiting?: number;
   readonly waitMs?: number;
-  /** So long one that is in use is not wanted. */
+  /** So long one that is in use is not wanted, from its first call on. */
   readonly turnMs?: number;
   /** Milliseconds, from anywhere. */
   readonly now?: () => number;
@@ -59,7 +60,8 @@ interface Waiting extends GpuHolder {
 
 interface Holding {
   readonly owner: object;
-  readonly since: number;
+  /** Of its first call. */
+  since: number | undefined;
   inUse: boolean;
   leaving: boolean;
 }
@@ -74,7 +76,8 @@ interface Use {
 interface Meant {
   readonly waiting: Waiting;
   readonly use: Use;
-  readonly isFree: boolean;
+  /** Whether there is a place, or will be by what is being left already, or has to be made. */
+  readonly place: 'free' | 'left' | 'held';
 }
 
 const DEFAULTS = { perGpu: 4, waiting: 256, waitMs: 60_000, turnMs: 5_000, now: () => performance.now() };
@@ -85,6 +88,8 @@ export class GpuScheduler {
   /** Not there now, and some task's: one may be away for a moment. */
   private away: Use[] = [];
   private readonly queue: Waiting[] = [];
+  /** Until something of what it was made from changes. */
+  private planned: readonly Meant[] | undefined;
 
   constructor(options: GpuSchedulerOptions) {
     this.options = { ...DEFAULTS, ...options };
@@ -139,6 +144,7 @@ export class GpuScheduler {
         signal?.removeEventListener('abort', aborted);
         const at = this.queue.indexOf(one);
         if (at >= 0) this.queue.splice(at, 1);
+        this.planned = undefined;
       };
       const refuse = (error: unknown) => {
         leave();
@@ -164,64 +170,76 @@ export class GpuScheduler {
     });
   }
 
-  /** Whoever waits and can have one now gets it: also when only what is urgent has changed. */
+  /** Whoever waits and can have one now gets it. To be called too when somebody who waits has become urgent. */
   serve(): void {
+    this.planned = undefined;
     for (;;) {
-      const next = this.plan().find(({ isFree }) => isFree);
+      const next = this.plan().find(({ place }) => place === 'free');
       if (next === undefined) return;
       next.waiting.give(this.lease(next.use, next.waiting));
     }
   }
 
+  private plan(): readonly Meant[] {
+    this.planned ??= this.makePlan();
+    return this.planned;
+  }
+
   /** Of those that wait, in their order. Who is missing has to wait for what is meant for others. */
-  private plan(): Meant[] {
+  private makePlan(): Meant[] {
     const plan: Meant[] = [];
+    const { perGpu } = this.options;
+    const open = new Map(this.uses.map((use) => [use, [] as Waiting[]]));
     for (const waiting of this.inOrder()) {
+      if (open.size === 0) break;
       const { request } = waiting;
-      const possible = this.uses.flatMap((use): Meant[] => {
-        const others = plan.filter((one) => one.use === use);
-        const together = [waiting, ...others.map((one) => one.waiting)].every((one) => one.request.mode === 'shared');
-        const hasRoom = others.length === 0 || (together && others.length < this.options.perGpu);
-        if (!hasRoom || !fits(use.gpu, request)) return [];
-        return [{ waiting, use, isFree: others.length === 0 && this.isFree(use, request.mode) }];
+      const possible = [...open].flatMap(([use, others]): Meant[] => {
+        const together = others.length === 0 || request.mode === 'shared';
+        return together && fits(use.gpu, request)
+          ? [{ waiting, use, place: placeIn(use, others, request, perGpu) }]
+          : [];
       });
       const best = possible.sort((a, b) => compare(rankOf(a), rankOf(b)))[0];
-      if (best !== undefined) plan.push(best);
+      if (best === undefined) continue;
+      plan.push(best);
+      const all = open.get(best.use)!;
+      all.push(waiting);
+      // What one has alone, or as many share as may, is for nobody else.
+      if (request.mode === 'exclusive' || all.length >= perGpu) open.delete(best.use);
     }
     return plan;
   }
 
   private inOrder(): Waiting[] {
+    const held = countOf(this.holdings.map(({ owner }) => owner));
     const ranked = this.queue.map((waiting) => ({
       waiting,
-      rank: [waiting.isUrgent() ? 0 : 1, this.heldBy(waiting.owner)],
+      rank: [waiting.isUrgent() ? 0 : 1, held(waiting.owner)],
     }));
     return ranked.sort((a, b) => compare(a.rank, b.rank)).map(({ waiting }) => waiting);
   }
 
-  private heldBy(owner: object): number {
-    const held = [...this.uses, ...this.away].map(({ holdings }) => [...holdings].filter((one) => one.owner === owner));
-    return held.flat().length;
-  }
-
-  private isFree({ mode: held, holdings }: Use, mode: GpuMode): boolean {
-    if (holdings.size === 0) return true;
-    return mode === 'shared' && held === 'shared' && holdings.size < this.options.perGpu;
+  private get holdings(): Holding[] {
+    return [...this.uses, ...this.away].flatMap(({ holdings }) => [...holdings]);
   }
 
   private lease(use: Use, { owner, request }: Waiting): GpuLease {
-    const holding: Holding = { owner, since: this.options.now(), inUse: true, leaving: false };
+    const holding: Holding = { owner, since: undefined, inUse: true, leaving: false };
     use.mode = request.mode;
     use.holdings.add(holding);
+    this.planned = undefined;
     return {
       gpu: use.gpu,
       env: { CUDA_VISIBLE_DEVICES: use.gpu.uuid, NVIDIA_VISIBLE_DEVICES: use.gpu.uuid },
       setInUse: (inUse) => {
+        if (inUse) holding.since ??= this.options.now();
+        if (inUse !== holding.inUse) this.planned = undefined;
         holding.inUse = inUse;
       },
       isWanted: () => this.isWanted(use, holding),
       leave: () => {
         holding.leaving = true;
+        this.planned = undefined;
       },
       release: () => {
         if (!use.holdings.delete(holding)) return;
@@ -232,17 +250,26 @@ export class GpuScheduler {
   }
 
   private isWanted(use: Use, holding: Holding): boolean {
-    if (holding.leaving) return false;
-    const meant = this.plan().filter((one) => one.use === use && !one.isFree);
-    const others = meant.map(({ waiting }) => waiting).filter((one) => one.owner !== holding.owner && one.isUrgent());
-    const alone = use.mode === 'exclusive' || others.some(({ request }) => request.mode === 'exclusive');
-    const leaving = [...use.holdings].filter((one) => one.leaving).length;
-    // One place for each that shares it, all of them for one that has it alone.
-    if (others.length === 0 || (!alone && leaving >= others.length)) return false;
-    if (!holding.inUse) return true;
-    const own = this.heldBy(holding.owner);
-    const isBehind = others.some(({ owner }) => this.heldBy(owner) === 0 || this.heldBy(owner) + 2 <= own);
-    return isBehind && this.options.now() - holding.since >= this.options.turnMs;
+    const { owner, since, inUse, leaving } = holding;
+    if (leaving) return false;
+    const isTurn = since === undefined || this.options.now() - since < this.options.turnMs;
+    if (inUse && isTurn) return false;
+    const plan = this.plan();
+    // What asks is a call of another pool that nothing is being left for.
+    const coming = new Set(plan.filter(({ place }) => place !== 'held').map(({ waiting }) => waiting));
+    const asks = (one: Waiting) => one.owner !== owner && !coming.has(one) && one.isUrgent();
+    const meant = plan.filter((one) => one.use === use).map(({ waiting }) => waiting);
+    if (!inUse) return meant.some(asks);
+    // As it will be when what is being left has gone to whom it is meant for.
+    const staying = this.holdings.filter((one) => !one.leaving);
+    const held = countOf([...staying, ...coming].map((one) => one.owner));
+    const isBehind = (other: object) => held(other) === 0 || held(other) + 2 <= held(owner);
+    const isLast = [...use.holdings].every((one) => one === holding || one.leaving);
+    return this.queue.some((one) => {
+      const hasPlace = isLast || (use.mode === 'shared' && one.request.mode === 'shared');
+      const isOfUse = meant.includes(one) || (hasPlace && fits(use.gpu, one.request));
+      return isOfUse && isBehind(one.owner) && asks(one);
+    });
   }
 }
 
@@ -250,17 +277,34 @@ function unused(gpu: Gpu): Use {
   return { gpu, mode: undefined, holdings: new Set() };
 }
 
+/** How often one is among them. */
+function countOf(owners: readonly object[]): (owner: object) => number {
+  const counts = new Map<object, number>();
+  for (const owner of owners) counts.set(owner, (counts.get(owner) ?? 0) + 1);
+  return (owner) => counts.get(owner) ?? 0;
+}
+
+/** For one more beside those that it is meant for already. */
+function placeIn(use: Use, others: readonly Waiting[], { mode }: GpuRequest, perGpu: number): Meant['place'] {
+  const { size } = use.holdings;
+  const staying = [...use.holdings].filter(({ leaving }) => !leaving).length;
+  const isShared = mode === 'shared' && use.mode === 'shared';
+  if (others.length === 0 && (size === 0 || (isShared && size < perGpu))) return 'free';
+  return staying === 0 || (isShared && staying + others.length < perGpu) ? 'left' : 'held';
+}
+
 /**
- * The lowest first. Of free ones: one that is shared already, so that they fill up one before the next is begun, then the smallest that will do. Of others: the
- * one with the fewest holders that use it, then that stay at all, not of the own pool, then the smallest.
+ * The lowest first. Of free ones: one that is shared already, so that they fill up one before the next is begun, then the smallest that will do. Of others:
+ * what is being left, then the one with the fewest holders that use it, then that stay at all, not of the own pool, then the smallest.
  */
-function rankOf({ waiting, use, isFree }: Meant): number[] {
+function rankOf({ waiting, use, place }: Meant): number[] {
   const holdings = [...use.holdings];
+  const memory = use.gpu.memoryMib ?? 0;
+  if (place === 'free') return [0, holdings.length > 0 ? 0 : 1, memory];
   const staying = holdings.filter(({ leaving }) => !leaving);
   const using = staying.filter(({ inUse }) => inUse).length;
   const own = staying.filter(({ owner }) => owner === waiting.owner).length;
-  const memory = use.gpu.memoryMib ?? 0;
-  return isFree ? [0, holdings.length > 0 ? 0 : 1, memory] : [1, using, staying.length, own, memory];
+  return [place === 'left' ? 1 : 2, using, staying.length, own, memory];
 }
 
 function compare(a: readonly number[], b: readonly number[]): number {

@@ -24,13 +24,20 @@ export interface Gpu {
 
 const run = promisify(execFile);
 const PATIENCE_MS = 20_000;
+/** Of a card. Drivers from before there were divided cards know no mode. */
+const FIELDS = 'index,memory.total';
+const MODE = 'mig.mode.current';
 
 /** Instances in place of a card that is divided. Empty where there is no driver. @throws RUNTIME_GPU */
 export async function listGpus(program = 'nvidia-smi'): Promise<Gpu[]> {
   const ask = async (...args: string[]) => (await run(program, args, { timeout: PATIENCE_MS })).stdout;
   try {
     const list = await ask('-L');
-    const cards = await ask('--query-gpu=index,memory.total,mig.mode.current', '--format=csv,noheader,nounits');
+    const tell = (fields: string) => ask(`--query-gpu=${fields}`, '--format=csv,noheader,nounits');
+    const cards = await tell(`${FIELDS},${MODE}`).catch((error: unknown) => {
+      if (typeof (error as { code?: unknown }).code === 'number') return tell(FIELDS);
+      throw error;
+    });
     // Long, and only of use where a card is divided.
     return parseGpus(list, cards, /^\s+MIG /m.test(list) ? await ask('-q', '-x') : '');
   } catch (error) {
@@ -40,7 +47,7 @@ export async function listGpus(program = 'nvidia-smi'): Promise<Gpu[]> {
 }
 
 /**
- * What `nvidia-smi -L` says, with a line `INDEX, MIB, MODE` for each card, and of instances what `-q -x` says. A card whose mode is Enabled is divided, and
+ * What `nvidia-smi -L` says, with a line `INDEX, MIB, MODE` or `INDEX, MIB` for each card, and of instances what `-q -x` says. A card whose mode is Enabled is divided, and
  * none as a whole, also while it has no instances.
  * @throws RUNTIME_GPU
  */

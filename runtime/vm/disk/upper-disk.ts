@@ -5,6 +5,7 @@
  */
 import { existsSync, linkSync, mkdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
+import { systemCode } from '#base';
 import { withLock } from '#linux';
 import {
   createDisk,
@@ -139,11 +140,10 @@ export async function serveDisks(sandboxFolder: string, place: DiskPlace, nbd: b
     }
     const way = nbd ? await overNbd(exports, place.diskSocket) : await asDevices(exports, place.folder);
     const leaveCompact = keepCompact(opened.map(({ disk }) => disk));
-    let closed: Promise<void> | undefined;
+    const closed = closedOnce(closeAll);
     const done = (end: () => Promise<void>) => {
       leaveCompact();
-      closed ??= end().finally(closeAll);
-      return closed;
+      return closed(end);
     };
     return {
       upper: opened[0]!,
@@ -153,9 +153,33 @@ export async function serveDisks(sandboxFolder: string, place: DiskPlace, nbd: b
       close: () => done(way.close),
     };
   } catch (error) {
-    await closeAll();
+    if (systemCode(error) !== 'UBLK_TIMEOUT') await closeAll();
     throw error;
   }
+}
+
+/**
+ * Ends who serves disks, then closes them; once, however often it is asked for. What the kernel has not let go of (UBLK_TIMEOUT) it still reads and
+ * writes: then nothing is closed, and it is tried again when it is asked for again.
+ */
+export function closedOnce(closeAll: () => Promise<void>): (end: () => Promise<void>) => Promise<void> {
+  let closed: Promise<void> | undefined;
+  return (end) => {
+    closed ??= end().then(closeAll, async (error) => {
+      if (systemCode(error) === 'UBLK_TIMEOUT') closed = undefined;
+      else await closeAll();
+      throw error;
+    });
+    return closed;
+  };
+}
+
+/** `work` on each, whatever becomes of the others. @throws what one of them did; UBLK_TIMEOUT where there is that */
+export async function withEach<T>(all: Iterable<T>, work: (one: T) => Promise<void>): Promise<void> {
+  const settled = await Promise.allSettled([...all].map(work));
+  const failures = settled.filter((one) => one.status === 'rejected').map(({ reason }) => reason as unknown);
+  if (failures.length === 0) return;
+  throw failures.find((one) => systemCode(one) === 'UBLK_TIMEOUT') ?? failures[0];
 }
 
 async function overNbd(exports: readonly NbdExport[], socket: string): Promise<Way> {
@@ -168,13 +192,13 @@ async function overNbd(exports: readonly NbdExport[], socket: string): Promise<W
 
 async function asDevices(exports: readonly NbdExport[], folder: string): Promise<Way> {
   const devices = new Map<string, OwnDevice>();
-  const each = async (work: (device: OwnDevice) => Promise<void>) => {
-    for (const device of devices.values()) await work(device);
-  };
+  const each = (work: (device: OwnDevice) => Promise<void>) => withEach(devices.values(), work);
   try {
     for (const { name, target } of exports) devices.set(name, await serveOwnDevice(target, folder, name));
   } catch (error) {
-    await each((device) => device.end()).catch(() => {});
+    await each((device) => device.end()).catch((late) => {
+      if (systemCode(late) === 'UBLK_TIMEOUT') throw late;
+    });
     throw error;
   }
   return {

@@ -19,7 +19,7 @@ export interface MomentSource {
   readonly commands: string;
   /** By the names that its machine has them by. */
   readonly disks: readonly { readonly name: string; readonly disk: StackedDisk }[];
-  /** `save` while its commands and processors stand still and nothing is asked of it; they go on when that has ended. */
+  /** `save` while its commands and processors stand still, and nothing is asked of it or heard; they go on when that has ended. */
   halted<T>(save: (vm: RunningVm) => Promise<T>): Promise<T>;
   stoodMs(): number;
   readonly signal: AbortSignal;
@@ -47,11 +47,11 @@ export async function takeMoment(
       if (spec === undefined) throw fail('VM_SNAPSHOT', { id: name, folder, reason: 'its record has gone' });
       await vm.snapshot(machineOf(folder), { signal });
       failPoint('moment-saved');
-      const atMs = Date.now();
+      const times = { atMs: Date.now(), stoodMs: source.stoodMs() };
       // What it has told is on record before it may tell more.
-      copyRunning(source.commands, commandsOf(folder));
+      await copyRunning(source.commands, commandsOf(folder));
       await Promise.all(disks.map((one) => held(one, folder, copies, signal)));
-      return { spec, atMs, stoodMs: source.stoodMs() };
+      return { spec, ...times };
     });
     await Promise.all(copies);
     failPoint('moment-taken');
@@ -72,7 +72,8 @@ function held(
   signal: AbortSignal,
 ): Promise<void> {
   return new Promise((resolve, reject) => {
-    const wish = { uuid: randomUUID(), signal, onFrozen: () => resolve() };
+    // It is written to again before its copy is there.
+    const wish = { uuid: randomUUID(), quiet: false, signal, onFrozen: () => resolve() };
     const copy = disk.commitAbove(0, diskLayerOf(folder, name), wish);
     copy.catch(reject);
     copies.push(copy);

@@ -5,6 +5,8 @@
 import { isUtf8 } from 'node:buffer';
 import { readFileSync } from 'node:fs';
 import { rename, rm, writeFile } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { messageOf } from '#base';
 import { fail } from '../../errors.ts';
 import { isObject } from '../qemu/monitor.ts';
 import { isPng } from './screen.ts';
@@ -58,7 +60,7 @@ export function readClipboard(path: string): KeptContents {
   return kept;
 }
 
-/** All of it, or what was there before. */
+/** All of it, or what was there before. @throws RUNTIME_RECORD_WRITE */
 export async function writeClipboard(path: string, kept: KeptContents): Promise<void> {
   if (kept.size === 0) return rm(path, { force: true });
   const entries = [...kept].map(([selection, { type, bytes, isGuests }]) => [
@@ -66,6 +68,11 @@ export async function writeClipboard(path: string, kept: KeptContents): Promise<
     { type, isGuests, base64: bytes.toString('base64') },
   ]);
   const part = `${path}.part`;
-  await writeFile(part, JSON.stringify(Object.fromEntries(entries)), { mode: 0o600 });
-  await rename(part, path);
+  try {
+    await writeFile(part, JSON.stringify(Object.fromEntries(entries)), { mode: 0o600 });
+    await rename(part, path);
+  } catch (error) {
+    await rm(part, { force: true }).catch(() => {});
+    throw fail('RUNTIME_RECORD_WRITE', { path, folder: dirname(path), reason: messageOf(error) }, error);
+  }
 }

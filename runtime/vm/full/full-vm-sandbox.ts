@@ -66,8 +66,6 @@ export class FullVmSandbox extends AgentSandbox {
   /** Of the machine that runs. */
   private agent: GuestAgent | undefined;
   private clipboard: GuestClipboard | undefined;
-  /** A fork that has yet to go on. */
-  private isHeld = false;
   /** The machine's process goes, and the sandbox does not end with it. */
   private suspending = false;
 
@@ -102,6 +100,7 @@ export class FullVmSandbox extends AgentSandbox {
 
   /** Its disk is there. One of a moment stands still until `goOn`. @throws VM_START, VM_UNSUPPORTED, VM_SNAPSHOT_DAMAGED */
   async begin(moment?: Moment): Promise<void> {
+    if (moment !== undefined) this.hold();
     try {
       // It may have been ended while its disk was made.
       this.refuseEnded();
@@ -117,7 +116,6 @@ export class FullVmSandbox extends AgentSandbox {
       this.adopt(vm);
       failPoint('machine-started');
       if (moment === undefined) this.note({}, { machine: { ...this.machine, ready: true } });
-      else this.isHeld = true;
       this.noteReady.resolve();
     } catch (error) {
       this.giveUp(error as Error);
@@ -125,37 +123,44 @@ export class FullVmSandbox extends AgentSandbox {
     }
   }
 
+  override async markReady(): Promise<void> {
+    this.refuseEnded();
+    if (!this.isHeld || this.machine.ready === true) return;
+    this.note({}, { machine: { ...this.machine, ready: true } });
+  }
+
   override goOn(): Promise<void> {
     return this.inTurn(async () => {
+      await this.markReady();
       if (!this.isHeld) return;
       const vm = this.running();
-      this.note({}, { machine: { ...this.machine, ready: true } });
-      this.isHeld = false;
       const isNetworked = this.record.network?.mode === 'policy';
       if (isNetworked) await pullCable(vm);
       await vm.cont();
+      this.letGo();
       this.settleIn(vm, isNetworked).catch((error) => this.parts.onNote?.(`${this.name}: ${messageOf(error)}`));
     });
   }
 
   /** Nobody waits for it: its system takes its time, and may have no agent. */
   private async settleIn(vm: RunningVm, isNetworked: boolean): Promise<void> {
-    const hasAgent = this.agent !== undefined && (await this.agentIsThere());
-    const agent = hasAgent ? this.agent : undefined;
-    agent?.ask(...guestTime()).catch(() => {});
+    const { agent } = this;
+    // Whatever becomes of that, its cable is put in.
+    const isThere = agent === undefined ? Promise.resolve(false) : this.agentIsThere().catch(() => false);
+    isThere.then((yes) => (yes ? agent?.ask(...guestTime()) : undefined)).catch(() => {});
     if (!isNetworked) return;
     await delay(CABLE_PULLED_MS, undefined, { ref: false });
     // Else it is paused or has ended: a resume puts it in.
     if (this.vm !== vm) return;
     await putCableIn(vm);
-    if (agent !== undefined) await askForAddress(agent);
+    if (agent !== undefined && (await isThere)) await askForAddress(agent);
   }
 
   /**
    * Its memory and its disk as they are at one moment. The machine stands still while both are stored, and goes on; of one that is paused what was
    * stored then is taken.
    */
-  override takeMoment(): Promise<Moment> {
+  protected override takeMomentNow(): Promise<Moment> {
     return this.inTurn(async () => {
       this.refuseEnded();
       // Its forks could draw the same random numbers.
@@ -239,21 +244,23 @@ export class FullVmSandbox extends AgentSandbox {
    * machine stands still meanwhile, and goes on.
    */
   copyDisk(path: string): Promise<void> {
-    return this.inTurn(async () => {
-      this.refuseEnded();
-      const copy = () => copyOut(this.own.places.folder, path);
-      if (this.isPaused) return copy();
-      const vm = this.running();
-      const copyStill = async () => {
-        try {
-          await vm.stop();
-          await copy();
-        } finally {
-          await vm.cont().catch(() => {});
-        }
-      };
-      return this.agent !== undefined && (await this.agentIsThere()) ? this.agent.whileFrozen(copyStill) : copyStill();
-    });
+    return this.whenFree(() => this.inTurn(() => this.copyDiskNow(path)));
+  }
+
+  private async copyDiskNow(path: string): Promise<void> {
+    this.refuseEnded();
+    const copy = () => copyOut(this.own.places.folder, path);
+    if (this.isPaused) return copy();
+    const vm = this.running();
+    const copyStill = async () => {
+      try {
+        await vm.stop();
+        await copy();
+      } finally {
+        await vm.cont().catch(() => {});
+      }
+    };
+    return this.agent !== undefined && (await this.agentIsThere()) ? this.agent.whileFrozen(copyStill) : copyStill();
   }
 
   /** A path beside its disk: what is there goes with it. */
@@ -307,44 +314,46 @@ export class FullVmSandbox extends AgentSandbox {
   }
 
   pause(): Promise<PauseReport> {
-    return this.inTurn(async () => {
+    return this.whenFree(() => this.inTurn(() => this.pauseNow()));
+  }
+
+  private async pauseNow(): Promise<PauseReport> {
+    this.refuseEnded();
+    const since = this.record.resident!.pausedAt;
+    if (since !== undefined) return { pausedAt: since, beforeBytes: 0, afterBytes: 0 };
+    const vm = this.running();
+    const beforeBytes = residentBytes(vm.pid);
+    const before = this.machine.state;
+    await this.clipboard?.keep();
+    const state = (before ?? 0) + 1;
+    await this.link.stand();
+    // Of a service that was killed before it had put it on record.
+    await rm(this.statePath(state), { recursive: true, force: true });
+    try {
+      await vm.snapshot(this.statePath(state), before === undefined ? {} : { base: this.statePath(before) });
+    } catch (error) {
+      this.link.go();
+      throw error;
+    }
+    failPoint('machine-saved');
+    const pausedAt = new Date().toISOString();
+    try {
+      this.note({ pausedAt }, { machine: { ...this.machine, state } });
       this.refuseEnded();
-      const since = this.record.resident!.pausedAt;
-      if (since !== undefined) return { pausedAt: since, beforeBytes: 0, afterBytes: 0 };
-      const vm = this.running();
-      const beforeBytes = residentBytes(vm.pid);
-      const before = this.machine.state;
-      await this.clipboard?.keep();
-      const state = (before ?? 0) + 1;
-      await this.link.stand();
-      // Of a service that was killed before it had put it on record.
+    } catch (error) {
+      // On a full disk, or it has ended. What nobody knows of is not there.
       await rm(this.statePath(state), { recursive: true, force: true });
-      try {
-        await vm.snapshot(this.statePath(state), before === undefined ? {} : { base: this.statePath(before) });
-      } catch (error) {
-        this.link.go();
-        throw error;
-      }
-      failPoint('machine-saved');
-      const pausedAt = new Date().toISOString();
-      try {
-        this.note({ pausedAt }, { machine: { ...this.machine, state } });
-        this.refuseEnded();
-      } catch (error) {
-        // On a full disk, or it has ended. What nobody knows of is not there.
-        await rm(this.statePath(state), { recursive: true, force: true });
-        await vm.cont().catch(() => {});
-        this.link.go();
-        throw error;
-      }
-      this.suspending = true;
-      this.vm = undefined;
-      await vm.kill();
-      failPoint('machine-paused');
-      this.suspending = false;
-      await this.removeOldStates();
-      return { pausedAt, beforeBytes, afterBytes: 0 };
-    });
+      await vm.cont().catch(() => {});
+      this.link.go();
+      throw error;
+    }
+    this.suspending = true;
+    this.vm = undefined;
+    await vm.kill();
+    failPoint('machine-paused');
+    this.suspending = false;
+    await this.removeOldStates();
+    return { pausedAt, beforeBytes, afterBytes: 0 };
   }
 
   resume(): Promise<void> {

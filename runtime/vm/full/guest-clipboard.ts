@@ -74,7 +74,7 @@ const typeNumber = (type: ClipboardType) => CLIPBOARD_TYPES.indexOf(type) + 1;
 
 export class GuestClipboard {
   private readonly host: ClipboardHost;
-  private readonly kept: KeptContents;
+  private kept: KeptContents;
   private saving: Promise<void> = Promise.resolve();
   /** What the guest offers. */
   private readonly offered = new Map<Selection, readonly ClipboardType[]>();
@@ -112,7 +112,7 @@ export class GuestClipboard {
   set(selection: Selection, content: ClipboardContent): Promise<void> {
     return this.inTurn(async () => {
       await this.ready(selection);
-      await this.save(new Map(this.kept).set(selection, { ...content, isGuests: false }));
+      await this.save((kept) => kept.set(selection, { ...content, isGuests: false }));
       this.offered.delete(selection);
       this.send(VDAGENT.grab, selection, vdAgentNumbers(typeNumber(content.type)));
     });
@@ -121,15 +121,17 @@ export class GuestClipboard {
   /** Before its machine stands still: what the guest offers is kept here, since its agent begins anew afterwards. */
   keep(): Promise<void> {
     return this.inTurn(async () => {
-      const next: KeptContents = new Map(this.kept);
-      for (const [selection, types] of this.offered) {
-        const [type] = types;
-        if (type === undefined) continue;
-        const bytes = await this.ask(selection, type, Math.min(KEEP_MS, this.answerMs));
-        next.set(selection, { type, bytes, isGuests: true });
+      for (const [selection, [type]] of [...this.offered]) {
+        // With an answer that does not come the connection goes, and all that was offered on it.
+        if (type === undefined || !this.offered.has(selection)) continue;
+        try {
+          const bytes = await this.ask(selection, type, Math.min(KEEP_MS, this.answerMs));
+          await this.save((kept) => kept.set(selection, { type, bytes, isGuests: true }));
+        } catch {
+          // The other one may be had.
+        }
       }
-      await this.save(next);
-    }).catch(() => {});
+    });
   }
 
   close(): void {
@@ -200,11 +202,13 @@ export class GuestClipboard {
     }
   }
 
-  private save(next: KeptContents): Promise<void> {
+  /** @param change Of what is kept when its turn has come. @throws RUNTIME_RECORD_WRITE; then all is as before */
+  private save(change: (kept: KeptContents) => void): Promise<void> {
     const done = this.saving.then(async () => {
+      const next: KeptContents = new Map(this.kept);
+      change(next);
       await writeClipboard(this.host.file, next);
-      this.kept.clear();
-      for (const [selection, content] of next) this.kept.set(selection, content);
+      this.kept = next;
     });
     this.saving = done.catch(() => {});
     return done;
@@ -312,11 +316,9 @@ export class GuestClipboard {
     }
     this.offered.set(selection, offered);
     if (!this.kept.has(selection)) return;
-    const next: KeptContents = new Map(this.kept);
-    next.delete(selection);
     this.kept.delete(selection);
     // A full disk: a service that comes later would offer it once more.
-    this.save(next).catch(() => {});
+    this.save((kept) => kept.delete(selection)).catch(() => {});
   }
 
   /** The guest asks. */

@@ -23,7 +23,8 @@ export interface GuestCommandHost {
 }
 
 const SHELL = '/bin/sh';
-const ACCOUNT_FILE_BYTES = 32 << 20;
+/** They are read for each command, and a guest writes them: more would keep others waiting. */
+const ACCOUNT_FILE_BYTES = 4 << 20;
 const ANSWER_MS = 60_000;
 const FIRST_LOOK_MS = 20;
 const LAST_LOOK_MS = 500;
@@ -71,13 +72,13 @@ export async function guestCommand(host: GuestCommandHost, spec: ExecSpec): Prom
   const [said = '', tool = ''] = wordsOf(
     await ask(host, [folder, command, path, uid, gid, groupsOption, groups, wanted?.name ?? '']),
   );
-  const become: Readonly<Record<string, readonly string[]>> = {
-    same: [],
-    setpriv: [tool, `--reuid=${uid}`, `--regid=${gid}`, groupsOption],
-    chroot: [tool, '--skip-chdir', `--userspec=${uid}:${gid}`, `--groups=${groups}`, '/'],
-    su: [tool, '-s', SHELL, '-c', EXEC, '--', wanted?.name ?? '', 'sh'],
-  };
-  const way = become[said];
+  const ways: ReadonlyMap<string, readonly string[]> = new Map([
+    ['same', []],
+    ['setpriv', [tool, `--reuid=${uid}`, `--regid=${gid}`, groupsOption]],
+    ['chroot', [tool, '--skip-chdir', `--userspec=${uid}:${gid}`, `--groups=${groups}`, '/']],
+    ['su', [tool, '-s', SHELL, '-c', EXEC, '--', wanted?.name ?? '', 'sh']],
+  ]);
+  const way = ways.get(said);
   if (way === undefined) throw refusal(host, said, command, folder);
   return [SHELL, '-c', BEGIN, 'sh', folder, ...way, 'env', '--', ...entries, SHELL, '-c', EXEC, 'sh', ...args];
 }
@@ -123,10 +124,8 @@ async function accountOf({ files }: GuestCommandHost, user: string): Promise<Acc
       throw error;
     }
   };
-  const passwd = await text('/etc/passwd');
-  const account = userFrom(passwd, await text('/etc/group'), user);
-  const row = passwd.split('\n').find((line) => Number(line.split(':')[2] ?? -1) === account.uid);
-  return { account, name: user.includes(':') ? undefined : row?.split(':', 1)[0] };
+  const account = userFrom(await text('/etc/passwd'), await text('/etc/group'), user);
+  return { account, name: user.includes(':') ? undefined : account.name };
 }
 
 /** The word that the guest's shell says. @throws VM_GUEST_TOOL, VM_GUEST_AGENT */

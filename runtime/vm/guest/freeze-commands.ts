@@ -10,22 +10,27 @@ const FROZEN_MS = 30_000;
 const FILE = `${GUEST_COMMANDS}/cgroup.freeze`;
 const EVENTS = `${GUEST_COMMANDS}/cgroup.events`;
 
-/** @param name For errors. @throws VM_GUEST_STUCK when a process does not stand still; then all go on. VM_GUEST_SILENT */
-export async function freezeCommands(guest: GuestLink, name: string): Promise<void> {
-  await guest.work(guestWork.write(FILE, '1'));
-  const until = performance.now() + FROZEN_MS;
-  for (let pause = 1; ; pause = Math.min(50, pause * 2)) {
-    const [events] = filesRead(await guest.work(guestWork.read([EVENTS])), 1);
-    if (/^frozen 1$/m.test(events ?? '')) return;
-    if (performance.now() > until) {
-      await thawCommands(guest).catch(() => {});
-      throw fail('VM_GUEST_STUCK', { name, seconds: FROZEN_MS / 1000 });
+type Guest = Pick<GuestLink, 'work'>;
+
+/** All go on when it fails. @param name For errors. @throws VM_GUEST_STUCK when a process does not stand still, VM_GUEST_SILENT, GuestFailure */
+export async function freezeCommands(guest: Guest, name: string): Promise<void> {
+  try {
+    await guest.work(guestWork.write(FILE, '1'));
+    const until = performance.now() + FROZEN_MS;
+    for (let pause = 1; ; pause = Math.min(50, pause * 2)) {
+      const [events] = filesRead(await guest.work(guestWork.read([EVENTS])), 1);
+      if (/^frozen 1$/m.test(events ?? '')) return;
+      if (performance.now() > until) throw fail('VM_GUEST_STUCK', { name, seconds: FROZEN_MS / 1000 });
+      await delay(pause);
     }
-    await delay(pause);
+  } catch (error) {
+    // A guest that is late does what it was told all the same, in its order. It is not waited for once more.
+    thawCommands(guest).catch(() => {});
+    throw error;
   }
 }
 
 /** Of those that run already: nothing. */
-export async function thawCommands(guest: GuestLink): Promise<void> {
+export async function thawCommands(guest: Guest): Promise<void> {
   await guest.work(guestWork.write(FILE, '0'));
 }

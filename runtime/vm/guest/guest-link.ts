@@ -55,6 +55,8 @@ export class GuestLink implements AgentChannel {
   /** The guest has answered on this connection. */
   private isOpen = false;
   private isClosed = false;
+  /** What comes waits in its socket. */
+  private isHeldBack = false;
   private timer: NodeJS.Timeout | undefined;
   private sent = 0;
   private unsettled: { readonly number: number; readonly payload: Buffer }[] = [];
@@ -115,6 +117,18 @@ export class GuestLink implements AgentChannel {
       else this.waiting.push(resolve);
     });
     return answeredWithin(taken, timeMs);
+  }
+
+  /** Nothing more of the guest is heard until `hear`; nothing of it is lost. */
+  holdBack(): void {
+    this.isHeldBack = true;
+    this.socket?.pause();
+  }
+
+  /** One that was not held back: nothing. */
+  hear(): void {
+    this.isHeldBack = false;
+    this.socket?.resume();
   }
 
   /** The machine is going to be another process, reached in the same way. */
@@ -189,7 +203,8 @@ export class GuestLink implements AgentChannel {
     socket.write(ZEROS);
     this.greet();
     // It may have been stopped, so that nothing of it is lost.
-    socket.resume();
+    if (!this.isHeldBack) socket.resume();
+    else socket.pause();
   }
 
   private connectAgain(): void {
