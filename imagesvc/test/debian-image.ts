@@ -124,7 +124,15 @@ function unpackPackages(rootfs: string, folder: string): string | undefined {
 }
 
 /** Packages of which this machine has the files: the tools of this test, and what they stand on. */
-const INSTALLED = ['docker-registry', 'git', 'libpython3*-stdlib', 'perl-modules-*', 'skopeo', 'umoci'];
+const INSTALLED = [
+  'docker-registry',
+  'git',
+  'libpython3*-stdlib',
+  'perl-modules-*',
+  'qemu-system-*',
+  'skopeo',
+  'umoci',
+];
 
 /** As they are here, attributes, links and all. */
 function addInstalled(rootfs: string): void {
