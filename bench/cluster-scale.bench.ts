@@ -29,6 +29,8 @@ const BATCH = 32_000;
 const START_SECONDS = 300;
 const TICKS_A_SECOND = 100;
 const REST_MS = 45_000;
+/** Of creations that failed: why, for the first ones. */
+const MOST_TOLD = 5;
 /** As bin/dsec has node run it. */
 const API_OPTIONS = ['--max-semi-space-size=64'];
 /** Whose processor time is told: the client and the simulated edges are what measures. */
@@ -277,6 +279,8 @@ function together(all: readonly Many[]): Many {
 }
 
 class Client {
+  /** Errors that were printed. */
+  #told = 0;
   readonly #pool: Pool;
   readonly #headers: Record<string, string>;
   readonly #url: string;
@@ -330,7 +334,10 @@ class Client {
     for await (const part of body) {
       const lines = (text + part).split('\n');
       text = lines.pop()!;
-      for (const line of lines) if (!/^\{"index":\d+,"error"/.test(line)) made++;
+      for (const line of lines) {
+        if (!/^\{"index":\d+,"error"/.test(line)) made++;
+        else if (this.#told++ < MOST_TOLD) console.log(line);
+      }
     }
     return { seconds: (performance.now() - from) / 1000, failed: count - made };
   }

@@ -138,6 +138,7 @@ export const tools = [
     { package: 'kmod', probe: ['depmod'] },
     { package: 'e2fsprogs', probe: ['mkfs.ext4'] },
     { package: 'nbd-client', probe: ['nbd-client'] },
+    { package: 'apparmor', probe: ['apparmor_parser', '/usr/sbin/apparmor_parser'] },
   ].map((tool) => ({
     ...tool,
     why: 'the kernel lab, and sandboxes in virtual machines',
