@@ -186,7 +186,7 @@ function report(turns: Turns): Result {
       stolen,
     ]),
   ]);
-  saveFigure(
+  const figure = saveFigure(
     'cpu-classes',
     barChart({
       title: `A service in a sandbox beside best-effort sandboxes${missing === undefined ? '' : '; no core scheduling here'}`,
@@ -226,6 +226,7 @@ function report(turns: Turns): Result {
     processorsOfTheLoad: byCondition('load'),
     processorsOfAllElse: byCondition('others'),
     processorsStolen: byCondition('stolen'),
+    figure,
     rows,
   };
 }

@@ -69,7 +69,7 @@ async function measure(folder: string): Promise<Result> {
       round(run.cpuSeconds),
     ]),
   ]);
-  saveFigure(
+  const figure = saveFigure(
     'density',
     lineChart({
       title: `Host memory of ${n} guests of the same layers`,
@@ -92,6 +92,7 @@ async function measure(folder: string): Promise<Result> {
     p50: both.mean,
     p99: both.peak,
     unit: 'bytes',
+    figure,
     accelerator: openQemuDriver().features.accelerator,
     guestMib: GUEST_MIB,
     peakRatios: peak,
